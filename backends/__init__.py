@@ -1,0 +1,1 @@
+"""Everything behind the backend seam."""

@@ -1,0 +1,1 @@
+"""HTTP: one module a dialect, with its pure codec beside it."""
