@@ -1,0 +1,1 @@
+"""A backend that streams the prompt back: for demonstrations, tests and overhead measurements."""

@@ -1,0 +1,1 @@
+"""The primary backend: MindFormers models in MindSpore graph mode."""

@@ -1,0 +1,1 @@
+"""CPU equivalents of the Ascend operators, in one place."""
