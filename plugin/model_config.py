@@ -8,172 +8,44 @@ file, the field, the value found and what would be right.
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any
 
-import msgspec
-import yaml
-from msgspec import Meta
-
+from mindstream.plugin import paths
 from mindstream.plugin.errors import ConfigError
+from mindstream.plugin.field_check import check_block
+from mindstream.plugin.serving_config import (
+    CompatConfig,
+    CpuConfig,
+    EchoConfig,
+    MediaConfig,
+    ServingConfig,
+    WatermarkConfig,
+)
+from mindstream.plugin.strict_yaml import describe, parse_value, read_mapping
 
-
-def _doc(text: str, **bounds: Any) -> Meta:
-    return Meta(description=text, **bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class CompatConfig:
-    """`serving.compat`: faults of the server this one replaces, for clients that rely on them."""
-
-    raw_error_text: Annotated[
-        bool, _doc("After the stream opened, send an error as MindIE's bare text, not as an event.")
-    ] = False
-
-
-@dataclass(frozen=True, slots=True)
-class CpuConfig:
-    """`serving.cpu`: how the `mindspore` backend computes on CPU. Ignored on Ascend."""
-
-    kernels: Annotated[
-        Literal["auto", "fused", "attention", "stock"],
-        _doc(
-            "`fused`: one operator for the decoder stack; `attention`: stock operators and a C++ "
-            "attention; `stock`: MindSpore's own operators alone; `auto`: the fastest that the "
-            "compiled library and the model's shapes allow."
-        ),
-    ] = "auto"
-    weights: Annotated[
-        Literal["bf16", "int8", "f32"], _doc("Weights of the fused kernels; the others run float32.")
-    ] = "bf16"
-    kv_cache: Annotated[Literal["f32", "bf16"], _doc("Element type of the KV cache.")] = "f32"
-    threads: Annotated[int, _doc("Threads of the kernels; 0: one a core.", ge=0, le=1024)] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MediaConfig:
-    """`serving.media`: where a multimodal request may take media from."""
-
-    local_dir: Annotated[
-        str, _doc("The one folder below which media files are read.")
-    ] = "/data/multimodal_inputs/"
-    connect_timeout: Annotated[float, _doc("Seconds to connect to a media host.", gt=0)] = 5.0
-    read_timeout: Annotated[float, _doc("Seconds without a byte from it.", gt=0)] = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class WatermarkConfig:
-    """`serving.watermark`: the green-list watermark of requests with `watermark: true`."""
-
-    key_file: Annotated[
-        str, _doc("File with the secret key; empty: a public key that anyone can detect and forge.")
-    ] = ""
-    gamma: Annotated[float, _doc("Share of the vocabulary that is green.", gt=0, lt=1)] = 0.25
-    delta: Annotated[float, _doc("What is added to a green token's logit.", gt=0, le=20)] = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class EchoConfig:
-    """`serving.echo`: the demonstration backend."""
-
-    delay_ms: Annotated[float, _doc("Milliseconds a step takes.", ge=0, le=60_000)] = 0.0
-    num_blocks: Annotated[int, _doc("KV-cache blocks it pretends to have.", ge=1)] = 4096
-    block_size: Annotated[int, _doc("Tokens a block holds.", ge=1, le=1024)] = 16
-
-
-@dataclass(frozen=True, slots=True)
-class ServingConfig:
-    """The `serving:` block: what MindFormers has no field for. Names follow MindIE's config.json."""
-
-    name: Annotated[
-        str,
-        _doc("The model name in URLs. Default: the file's name.", pattern=r"^$|^[\w\-.]{1,256}$"),
-    ] = ""
-    backend: Annotated[str, _doc("Entry point of the group `mindstream.backends`.")] = "mindspore"
-    model_weight_path: Annotated[
-        str, _doc("Weight directory; default: the yaml's `pretrained_model_dir`, else its folder.")
-    ] = ""
-    pull: Annotated[
-        str, _doc("Demo model that `mindstream pull` fetches into the weight directory.")
-    ] = ""
-    tokenizer: Annotated[
-        Literal["auto", "bytes"],
-        _doc("`auto`: tokenizer.json of the weight directory; `bytes`: one token a UTF-8 byte."),
-    ] = "auto"
-    defaults_rule: Annotated[
-        Literal["auto", "ms", "atb"],
-        _doc(
-            "Where an absent top_k comes from. `ms`: the yaml, else 0; `atb`: generation_config.json "
-            "over config.json, else 1000; `auto`: what the backend declares, else `ms`."
-        ),
-    ] = "auto"
-    validation: Annotated[
-        Literal["strict", "lenient"],
-        _doc("`strict`: the documented ranges; `lenient`: their union with the real server's."),
-    ] = "strict"
-    full_text_enabled: Annotated[
-        bool, _doc("Every event carries the whole text so far (MindIE's fullTextEnabled).")
-    ] = False
-    measured_costs: Annotated[
-        bool, _doc("Fill details.first_token_cost and details.decode_cost, which MindIE leaves null.")
-    ] = False
-    max_seq_len: Annotated[
-        int, _doc("Prompt and output tokens together; 0: what the model allows.", ge=0)
-    ] = 0
-    max_input_token_len: Annotated[
-        int, _doc("Prompt tokens; 0: max_seq_len - 1.", ge=0, le=4_194_304)
-    ] = 0
-    max_iter_times: Annotated[
-        int, _doc("Cap on the output tokens of one request; 0: max_seq_len.", ge=0)
-    ] = 512
-    max_batch_size: Annotated[int, _doc("Sequences that run at once.", ge=1, le=4096)] = 64
-    max_waiting: Annotated[
-        int, _doc("Requests that may wait; one more is refused with 503.", ge=0, le=1_000_000)
-    ] = 1000
-    max_batched_tokens: Annotated[
-        int, _doc("Token budget of one step; long prompts are cut to it.", ge=1, le=1_048_576)
-    ] = 512
-    kv_cache_gib: Annotated[
-        float, _doc("Memory of the KV cache in GiB; 0: model.model_config.num_blocks.", ge=0)
-    ] = 0.0
-    prefix_cache: Annotated[bool, _doc("Share the KV blocks of equal prompt beginnings.")] = True
-    priority_ageing: Annotated[
-        float, _doc("Seconds of waiting that raise a request by one priority level.", gt=0)
-    ] = 30.0
-    token_timeout: Annotated[
-        float, _doc("Seconds until the next token (MindIE's tokenTimeout).", gt=0, le=3600)
-    ] = 600.0
-    e2e_timeout: Annotated[
-        float, _doc("Seconds for the whole request (MindIE's e2eTimeout).", gt=0, le=65_535)
-    ] = 600.0
-    drain_timeout: Annotated[
-        float, _doc("Seconds that running requests get to end after SIGTERM.", ge=0, le=65_535)
-    ] = 30.0
-    engine_restarts: Annotated[
-        int, _doc("Engine crashes within ten minutes after which it stays down.", ge=0, le=1000)
-    ] = 5
-    max_request_length: Annotated[
-        int, _doc("MiB of a request body (MindIE's maxRequestLength).", ge=1, le=100)
-    ] = 40
-    max_json_depth: Annotated[
-        int, _doc("Nesting of a request body (MindIE's maxJsonDepth).", ge=10, le=100)
-    ] = 10
-    compat: Annotated[CompatConfig, _doc("Faithful faults.")] = field(default_factory=CompatConfig)
-    cpu: Annotated[CpuConfig, _doc("CPU kernels.")] = field(default_factory=CpuConfig)
-    media: Annotated[MediaConfig, _doc("Multimodal input.")] = field(default_factory=MediaConfig)
-    watermark: Annotated[WatermarkConfig, _doc("Watermark.")] = field(
-        default_factory=WatermarkConfig
-    )
-    echo: Annotated[EchoConfig, _doc("The `echo` backend.")] = field(default_factory=EchoConfig)
+__all__ = [
+    "CompatConfig",
+    "CpuConfig",
+    "Deployment",
+    "EchoConfig",
+    "MediaConfig",
+    "ServingConfig",
+    "WatermarkConfig",
+    "load_deployment",
+    "shipped_names",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One yaml file, read. `mindformers` is the rest of the yaml, untouched."""
+    """One yaml file, read. Plain data: it may be pickled into another process.
+
+    `mindformers` is the rest of the yaml, untouched.
+    """
 
     path: Path
     serving: ServingConfig
@@ -186,4 +58,100 @@ class Deployment:
         return self.serving.name or self.path.stem
 
 
-# The plain Deployment crosses into the engine process by path: it reads the same file again.
+def shipped_names() -> list[str]:
+    """The deployments that come with mindstream, sorted."""
+    folder = resources.files("mindstream.model_configs")
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_deployment(target: str | Path, overrides: Mapping[str, str] | None = None) -> Deployment:
+    """Reads what `target` names: a weight directory, a yaml file, or a shipped name, in this order.
+
+    `overrides` are dotted paths with yaml values: `max_batch_size: "8"` and
+    `serving.max_batch_size: "8"` are the same; any other first word is a key of the MindFormers
+    part. The weight directory need not exist yet. Raises ConfigError.
+    """
+    path, given_folder = _locate(target)
+    data = read_mapping(path)
+    for key, text in (overrides or {}).items():
+        _override(data, key, text)
+    serving = check_block(ServingConfig, data.pop("serving", None), str(path), "serving")
+    _refuse_misspelt_block(data, path)
+    return Deployment(path, serving, data, _model_dir(path, serving, data, given_folder))
+
+
+def _locate(target: str | Path) -> tuple[Path, bool]:
+    """(the yaml file, whether its folder was named)."""
+    path = Path(target).expanduser().absolute()
+    if path.is_dir():
+        return _only_yaml(path), True
+    if path.is_file():
+        return path, False
+    names = shipped_names()
+    if str(target) in names:
+        return Path(str(resources.files("mindstream.model_configs") / f"{target}.yaml")), False
+    near = difflib.get_close_matches(str(target), names, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"{str(target)!r} is neither a file, nor a weight directory, nor a shipped deployment "
+        f"({', '.join(names)}).{hint}"
+    )
+
+
+def _only_yaml(folder: Path) -> Path:
+    found = sorted(p for p in folder.iterdir() if p.suffix == ".yaml" and p.is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"{folder} must hold exactly one *.yaml file, but holds {len(found)}: "
+            f"{', '.join(p.name for p in found)}; name the file itself."
+        )
+    there = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
+    shown = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
+    raise ConfigError(
+        f"{folder} must hold exactly one *.yaml file, but holds none; it holds: "
+        f"{shown or 'nothing at all'}."
+    )
+
+
+def _override(data: dict[str, Any], key: str, text: str) -> None:
+    words = key.split(".")
+    if not all(words):
+        raise ConfigError(f"--set {key}: a key is words with dots between, such as cpu.threads.")
+    if words[0] in ServingConfig.__dataclass_fields__:
+        words.insert(0, "serving")
+    block = data
+    for depth, word in enumerate(words[:-1], 1):
+        inner = block.get(word)
+        if inner is None:
+            inner = block[word] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"--set {key}: {'.'.join(words[:depth])} is {describe(inner)}, not a mapping."
+            )
+        block = inner
+    block[words[-1]] = parse_value(text, f"--set {key}")
+
+
+def _refuse_misspelt_block(data: Mapping[str, Any], path: Path) -> None:
+    for key in data:
+        if difflib.SequenceMatcher(None, str(key).lower(), "serving").ratio() >= 0.85:
+            raise ConfigError(f"{path}: unknown key {key!r}; the block is called 'serving'.")
+
+
+def _model_dir(
+    path: Path, serving: ServingConfig, data: Mapping[str, Any], given_folder: bool
+) -> Path | None:
+    named = serving.model_weight_path or data.get("pretrained_model_dir")
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(f"{path}: pretrained_model_dir must be text, but is {describe(named)}.")
+    pulled = paths.models_dir() / serving.pull if serving.pull else None
+    if named:
+        folder = (path.parent / Path(named).expanduser()).absolute()
+        return pulled if pulled and not folder.is_dir() else folder
+    if pulled:
+        return pulled
+    # As MindIE's modelWeightPath: the yaml lies beside the weights.
+    beside = given_folder or (path.parent / "config.json").is_file()
+    return path.parent.absolute() if beside else None
