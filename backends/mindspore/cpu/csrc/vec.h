@@ -1,0 +1,109 @@
+// Float vectors of the instruction set a file is compiled for. Only files that are compiled once per
+// instruction set include this. Such a file uses no C++ library: an inline function of it, compiled
+// here with AVX-512, could be the copy the linker keeps for everyone.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vi __attribute__((vector_size(kLanes * 4)));
+typedef float vf_any __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(kLanes * 2)));
+typedef uint16_t vh_any __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
+
+inline vf load(const float *p) { return *reinterpret_cast<const vf_any *>(p); }
+inline void store(float *p, vf x) { *reinterpret_cast<vf_any *>(p) = x; }
+inline vf splat(float x) { return vf{} + x; }
+
+// a * b + c, always fused or never on one instruction set: every row gets the same bits.
+inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline vf max(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  const vi greater = a > b;
+  return (vf)((greater & (vi)a) | (~greater & (vi)b));
+#endif
+}
+
+inline float sum(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float parts[kLanes];
+  store(parts, x);
+  for (int step = kLanes / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; i++) parts[i] += parts[i + step];
+  return parts[0];
+#endif
+}
+
+inline float largest(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float parts[kLanes], result;
+  store(parts, x);
+  result = parts[0];
+  for (int i = 1; i < kLanes; i++) result = parts[i] > result ? parts[i] : result;
+  return result;
+#endif
+}
+
+inline float larger(float a, float b) { return a > b ? a : b; }
+template <class T>
+inline T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+
+// e^x for x <= 88 with a relative error below 2e-7; below -87 (and for -inf) it is 0.
+inline vf exp(vf x) {
+  const vi tiny = x < splat(-87.0f);
+  x = max(x, splat(-87.0f));
+  const vf magic = splat(12582912.0f);  // adding it rounds to an integer in the low mantissa bits
+  const vf shifted = fma(x, splat(1.44269504f), magic);
+  const vf n = shifted - magic;
+  vf r = fma(n, splat(-0.693145752f), x);
+  r = fma(n, splat(-1.42860677e-6f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + splat(1.0f));
+  const vi scale = ((vi)shifted) << 23;  // the magic number's own bits leave at the top
+  return (vf)(~tiny & ((vi)p + scale));
+}
+
+}  // namespace

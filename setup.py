@@ -1,0 +1,99 @@
+"""Builds the CPU kernels: a plain shared library with a C interface, no Python extension module.
+
+MindSpore loads it as a custom operator and ctypes calls it. Without a C++ compiler, or with
+MINDSTREAM_NO_KERNELS=1, the package installs all the same and serves with MindSpore's operators.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NAME = "mindstream.backends.mindspore.cpu._kernels"
+SOURCES = Path("backends/mindspore/cpu/csrc")
+X86 = platform.machine() in ("x86_64", "AMD64")
+# Every file of an instruction set is compiled for it alone; dispatch.cc chooses at run time.
+ISA_FLAGS = {
+    "isa_avx2.cc": ["-mavx2", "-mfma", "-mf16c"],
+    "isa_avx512.cc": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "isa_avx512bf16.cc": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+        *("-mavx512bf16", "-mprefer-vector-width=512"),
+    ],
+}
+FLAGS = ["-std=c++17", "-O3", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+# GCC 12 warns of its own AVX-512 header.
+FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+
+
+class BuildKernels(build_ext):
+    """Compiles each source with its own flags and links without a Python module's conventions."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The same name for every Python version: the library does not use Python."""
+        return fullname.replace(".", os.sep) + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Raises CompileError or LinkError; `run` turns them into a message."""
+        extra = os.environ.get("MINDSTREAM_KERNEL_FLAGS", "").split()
+        objects: list[str] = []
+        for source in ext.sources:
+            flags = FLAGS + ISA_FLAGS.get(Path(source).name, []) + extra
+            objects += self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                macros=[("MINDSTREAM_X86", "1")] if X86 else [],
+                extra_postargs=flags,
+                depends=ext.depends,
+            )
+        target = self.get_ext_fullpath(ext.name)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(
+            objects, target, extra_postargs=["-pthread", *extra], target_lang="c++"
+        )
+
+    def run(self) -> None:
+        """Builds, or says what the installation does without."""
+        if os.environ.get("MINDSTREAM_NO_KERNELS"):
+            print("mindstream: MINDSTREAM_NO_KERNELS is set, the CPU kernels are not built")
+            return
+        try:
+            super().run()
+        except Exception as error:  # noqa: BLE001 - whatever failed, the package works without
+            if os.environ.get("MINDSTREAM_REQUIRE_KERNELS"):
+                raise
+            print(
+                f"mindstream: the CPU kernels were not built ({error}). Serving on CPU falls back "
+                "to MindSpore's own operators and is several times slower. Install a C++17 "
+                "compiler (g++ 10 or newer, or clang++ 12) and install mindstream again.",
+                file=sys.stderr,
+            )
+
+    def get_outputs(self) -> list[str]:
+        """Only what was built: an absent library must not fail the installation."""
+        return [path for path in super().get_outputs() if Path(path).exists()]
+
+
+def sources() -> list[str]:
+    """All C++ files that this machine's architecture can compile."""
+    found = sorted(str(path) for path in SOURCES.glob("*.cc"))
+    return [path for path in found if X86 or Path(path).name not in ISA_FLAGS]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            NAME,
+            sources(),
+            depends=sorted(str(path) for path in SOURCES.glob("*.h")),
+            language="c++",
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)

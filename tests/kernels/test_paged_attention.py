@@ -1,0 +1,140 @@
+"""The PagedAttention operator against NumPy in float64, over random shapes, tables and lengths."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mindstream.backends.mindspore.cpu.library import library_path, load_library
+
+pytestmark = pytest.mark.skipif(library_path() is None, reason="the kernels are not built")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one call, in the operator's order."""
+
+    q: NDArray[np.float32]
+    k: NDArray[np.float32]
+    v: NDArray[np.float32]
+    key_cache: NDArray[np.float32]
+    value_cache: NDArray[np.float32]
+    slots: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    q_lens: NDArray[np.int32]
+    kv_lens: NDArray[np.int32]
+
+    def arrays(self) -> list[NDArray[np.generic]]:
+        return [getattr(self, name) for name in self.__dataclass_fields__]
+
+
+def call(arrays: list[NDArray[np.generic]], out: NDArray[np.float32]) -> int:
+    """Calls the operator as MindSpore does."""
+    every = [np.ascontiguousarray(a) for a in (*arrays, out)]
+    shapes = [(ctypes.c_int64 * a.ndim)(*a.shape) for a in every]
+    data = (ctypes.c_void_p * len(every))(*[a.ctypes.data for a in every])
+    ndims = (ctypes.c_int * len(every))(*[a.ndim for a in every])
+    table = (ctypes.c_void_p * len(every))(*[ctypes.addressof(s) for s in shapes])
+    error: int = load_library().PagedAttention(len(every), data, ndims, table, None, None, None)
+    return error
+
+
+def make_case(
+    rng: np.random.Generator,
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int, int],
+    block: int,
+) -> Case:
+    """`lengths`: (tokens already cached, new tokens) of each sequence; blocks lie at random."""
+    q_heads, kv_heads, dim = heads
+    counts = [-(-(done + new) // block) for done, new in lengths]
+    order = rng.permutation(sum(counts) + 2).astype(np.int32)
+    tables = np.full((len(lengths), max(counts) + 1), -1, np.int32)
+    slots: list[int] = []
+    for b, (done, new) in enumerate(lengths):
+        tables[b, : counts[b]] = order[sum(counts[:b]) : sum(counts[: b + 1])]
+        slots += [tables[b, i // block] * block + i % block for i in range(done, done + new)]
+    rows = len(slots)
+    cache = (len(order), block, kv_heads, dim)
+    f32 = np.float32
+    return Case(
+        q=rng.standard_normal((rows, q_heads * dim), f32),
+        k=rng.standard_normal((rows, kv_heads * dim), f32),
+        v=rng.standard_normal((rows, kv_heads * dim), f32),
+        key_cache=rng.standard_normal(cache, f32),
+        value_cache=rng.standard_normal(cache, f32),
+        slots=np.array(slots, np.int32),
+        block_tables=tables,
+        q_lens=np.array([new for _, new in lengths], np.int32),
+        kv_lens=np.array([done + new for done, new in lengths], np.int32),
+    )
+
+
+def expected(case: Case) -> NDArray[np.float64]:
+    """Full softmax in float64 over the keys in logical order."""
+    _, block, kv_heads, dim = case.key_cache.shape
+    keys, values = (
+        c.reshape(-1, kv_heads, dim).astype(np.float64) for c in (case.key_cache, case.value_cache)
+    )
+    keys[case.slots] = case.k.reshape(-1, kv_heads, dim)
+    values[case.slots] = case.v.reshape(-1, kv_heads, dim)
+    group = case.q.shape[1] // dim // kv_heads
+    out, row = np.zeros(case.q.shape), 0
+    for b, new in enumerate(case.q_lens):
+        positions = np.arange(case.kv_lens[b])
+        at = case.block_tables[b, positions // block] * block + positions % block
+        for i in range(new):
+            seen = at[: case.kv_lens[b] - new + i + 1]
+            q = case.q[row].reshape(kv_heads, group, dim).astype(np.float64)
+            scores = np.einsum("kgd,jkd->kgj", q, keys[seen]) / np.sqrt(dim)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            out[row] = np.einsum("kgj,jkd->kgd", weights, values[seen]).reshape(-1)
+            row += 1
+    return out
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 150), st.integers(1, 70)), min_size=1, max_size=5)
+HEADS = st.sampled_from([(1, 1, 8), (9, 3, 64), (4, 4, 20), (16, 8, 128), (6, 1, 33), (40, 2, 16)])
+
+
+@given(LENGTHS, HEADS, st.sampled_from([1, 3, 16, 32]), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_equals_numpy_and_writes_the_cache(
+    lengths: list[tuple[int, int]], heads: tuple[int, int, int], block: int, seed: int
+) -> None:
+    case = make_case(np.random.default_rng(seed), lengths, heads, block)
+    want, out = expected(case), np.empty_like(case.q)
+    assert call(case.arrays(), out) == 0
+    np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+    flat = case.key_cache.reshape(-1, heads[1] * heads[2])
+    np.testing.assert_array_equal(flat[case.slots], case.k)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    rng = np.random.default_rng(1)
+    case = make_case(rng, [(130, 1), (0, 40), (7, 5), (300, 1)], (9, 3, 64), 16)
+    whole, row = np.empty_like(case.q), 0
+    assert call(case.arrays(), whole) == 0
+    for b, new in enumerate(case.q_lens):
+        rows, one = slice(row, row + new), slice(b, b + 1)
+        alone = np.empty_like(case.q[rows])
+        caches = [case.key_cache, case.value_cache]
+        inputs = [case.q[rows], case.k[rows], case.v[rows], *caches, case.slots[rows]]
+        inputs += [case.block_tables[one], case.q_lens[one], case.kv_lens[one]]
+        assert call(list(inputs), alone) == 0
+        np.testing.assert_array_equal(alone, whole[rows])
+        row += new
+
+
+def test_refuses_a_block_outside_the_cache(capfd: pytest.CaptureFixture[str]) -> None:
+    case = make_case(np.random.default_rng(0), [(5, 3)], (2, 1, 16), 4)
+    case.block_tables[0, 1] = 99
+    assert call(case.arrays(), np.empty_like(case.q)) != 0
+    assert "block outside the cache" in capfd.readouterr().err
