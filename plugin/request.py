@@ -23,7 +23,7 @@ class FinishReason(str, Enum):
 class SamplingParams:
     """How the next token is chosen; every default is already resolved.
 
-    Order of application: repetition penalty, temperature, top_k, top_p, typical_p, watermark, draw.
+    Order of application: repetition penalty, watermark, temperature, top_k, top_p, typical_p, draw.
     With `do_sample` False the repetition penalty and the watermark apply, then argmax.
     """
 
