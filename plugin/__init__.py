@@ -1,1 +1,1 @@
-"""The contract between server and backends, and the composition of both. Free of HTTP and of MindSpore."""
+"""The contract between server and backends, and the composition of both."""

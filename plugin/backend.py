@@ -72,7 +72,7 @@ class TokenStream(Protocol):
     ) -> None: ...
 
     def stop(self) -> None:
-        """Ends the request early: its last chunk has FinishReason.STOP. After the end: no effect."""
+        """Ends the request early, its last chunk with FinishReason.STOP. After the end: no-op."""
 
 
 class Backend(Protocol):
@@ -86,7 +86,8 @@ class Backend(Protocol):
         """Loads, compiles and warms up; returns when ready. Raises ConfigError if it cannot."""
 
     def submit(self, request: GenerationRequest) -> TokenStream:
-        """Takes a request or raises now: Overloaded, RequestRefused, ServiceStopped, BackendFailed."""
+        """Takes a request or raises now: Overloaded, RequestRefused, ServiceStopped,
+        BackendFailed."""
 
     def status(self) -> BackendStatus:
         """Never raises, at any time of the backend's life."""

@@ -1,4 +1,4 @@
-"""Turns a yaml mapping into a frozen dataclass; every refusal names field, bound and value given."""
+"""A yaml mapping becomes a frozen dataclass; every refusal names field, bound and value given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends by name: the entry-point group `mindstream.backends`. Built-in ones take the same path."""
+"""Backends by name: entry points of the group `mindstream.backends`, the built-in ones included."""
 
 from __future__ import annotations
 

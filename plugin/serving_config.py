@@ -78,7 +78,7 @@ class EchoConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """The `serving:` block: what MindFormers has no field for. Names follow MindIE's config.json."""
+    """The `serving:` block. Names follow MindIE's config.json."""
 
     name: Annotated[
         str,
@@ -98,8 +98,9 @@ class ServingConfig:
     defaults_rule: Annotated[
         Literal["auto", "ms", "atb"],
         _doc(
-            "Where an absent top_k comes from. `ms`: the yaml, else 0; `atb`: generation_config.json "
-            "over config.json, else 1000; `auto`: what the backend declares, else `ms`."
+            "Where an absent top_k comes from. `ms`: the yaml, else 0; `atb`: "
+            "generation_config.json over config.json, else 1000; `auto`: what the backend "
+            "declares, else `ms`."
         ),
     ] = "auto"
     validation: Annotated[

@@ -1,4 +1,4 @@
-"""YAML reading that hides nothing: syntax errors and duplicate keys become one-sentence ConfigErrors."""
+"""YAML reading that hides nothing: bad syntax and duplicate keys become ConfigErrors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
             continue
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]  # PyYAML's stub leaves it untyped
+        key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, str | int | float | bool | None):
             raise yaml.constructor.ConstructorError(
@@ -33,9 +33,9 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
                 key_node.start_mark,
             )
         lines[key] = line
-    loader.flatten_mapping(node)  # type: ignore[no-untyped-call]  # PyYAML's stub leaves it untyped
+    loader.flatten_mapping(node)
     return {
-        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True)  # type: ignore[no-untyped-call]  # PyYAML's stub leaves it untyped
+        loader.construct_object(k, deep=True): loader.construct_object(v, deep=True)
         for k, v in node.value
     }
 
@@ -69,7 +69,7 @@ def parse_value(text: str, where: str) -> Any:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.load(text, _StrictLoader)  # noqa: S506 - a SafeLoader underneath
+        return yaml.load(text, _StrictLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
