@@ -1,0 +1,104 @@
+"""Content decides: what does not decode as what it is called is refused."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindstream.plugin.media.decode import MAX_PIXELS, decode
+from mindstream.plugin.media.formats import FORMATS, Kind, MediaError, by_extension
+
+Samples = dict[str, tuple[Kind, bytes]]
+
+
+def png(width: int, height: int, rows: bytes) -> bytes:
+    """A PNG of 1-bit grey pixels, by hand: its header may lie."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    "extension", ["jpg", "jpeg", "png", "mp4", "avi", "wmv", "mp3", "wav", "flac"]
+)
+def test_every_format_decodes(samples: Samples, extension: str) -> None:
+    kind, data = samples[extension]
+    content = decode(kind, by_extension(kind, extension), io.BytesIO(data))
+    assert extension in content.format.extensions
+    if kind is Kind.IMAGE:
+        assert (content.width, content.height) == (8, 6)
+    elif kind is Kind.VIDEO:
+        assert (content.width, content.height, content.seconds) == (64, 48, 0.5)
+    else:
+        assert (content.sample_rate, content.seconds) == (16000, 0.288)
+
+
+def test_a_file_that_only_claims_to_be_a_png(samples: Samples) -> None:
+    claims = by_extension(Kind.IMAGE, "png")
+    for data, part in [
+        (b"", "none of jpg, jpeg, png"),
+        (b"<svg onload=alert(1)>", "none of jpg, jpeg, png"),
+        (samples["jpg"][1], "named as PNG but its content is JPEG"),
+        (b"\x89PNG\r\n\x1a\n" + b"not a picture" * 9, "cannot be decoded as PNG"),
+        (samples["png"][1][:50], "cannot be decoded as PNG"),
+    ]:
+        with pytest.raises(MediaError, match=part):
+            decode(Kind.IMAGE, claims, io.BytesIO(data))
+
+
+def test_content_of_another_kind_is_refused(samples: Samples) -> None:
+    for kind, data in samples.values():
+        for other in set(Kind) - {kind}:
+            with pytest.raises(MediaError, match="its content is none of"):
+                decode(other, None, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("side", [9_460, 13_400, 60_000])
+def test_a_small_file_with_a_huge_picture(side: int) -> None:
+    data = png(side, side, b"\0" * 1000)
+    assert len(data) < 200
+    with pytest.raises(MediaError, match=f"{MAX_PIXELS} pixels"):
+        decode(Kind.IMAGE, None, io.BytesIO(data))
+
+
+def test_a_playlist_opens_nothing(samples: Samples) -> None:
+    # FFmpeg would follow what a playlist names; none of the demuxers that may run reads one.
+    playlist = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"
+    for head in (b"", b"ID3", b"\0\0\0\x08ftyp", samples["wmv"][1][:16]):
+        for kind in (Kind.VIDEO, Kind.AUDIO):
+            with pytest.raises(MediaError):
+                decode(kind, None, io.BytesIO(head + playlist))
+
+
+def test_sound_without_sound(samples: Samples) -> None:
+    with pytest.raises(MediaError, match=r"cannot be decoded as WAV|without sound"):
+        decode(Kind.AUDIO, None, io.BytesIO(samples["wav"][1][:12]))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from([f.extensions[0] for f in FORMATS]),
+    cut=st.integers(0, 10_000),
+    damage=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
+)
+def test_damaged_files_decode_or_are_refused(
+    samples: Samples, name: str, cut: int, damage: list[tuple[int, int]]
+) -> None:
+    kind, whole = samples[name]
+    data = bytearray(whole[: max(1, len(whole) - cut % len(whole))])
+    for place, value in damage:
+        data[place % len(data)] = value
+    try:
+        decode(kind, None, io.BytesIO(bytes(data)))
+    except MediaError as error:
+        assert len(str(error)) < 200
