@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindstream.backends.engine import logits_processors as processors
+from mindstream.backends.engine.logits_processors import Float64, Int64
 from mindstream.backends.engine.random_stream import uniform
 from mindstream.backends.engine.step_model import Float32
 from mindstream.plugin.request import SamplingParams
@@ -46,33 +47,48 @@ class Sampler:
     def sample(self, logits: Float32, rows: Sequence[SampleRow]) -> list[int]:
         """One token id for each row of `logits` [R, V], which is left unchanged.
 
-        Raises ValueError if a row has a NaN or no finite or +inf value. Tokens at +inf share the
-        draw evenly; greedy decoding takes the lowest id of equals.
+        Raises ValueError if a row has a NaN, or nothing above -inf. Tokens at +inf share the draw
+        evenly; greedy decoding takes the lowest id of equals.
         """
         if logits.shape[0] != len(rows):
             raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} sequences")
         return [self._choose(scores, row) for scores, row in zip(logits, rows, strict=True)]
 
-    def _choose(self, scores: Float32, row: SampleRow) -> int:
+    def distribution(self, logits: Float32, row: SampleRow) -> tuple[Int64, Float64]:
+        """What the token of one row [V] is drawn from: [N] ids, ascending, and probabilities.
+
+        One id for greedy decoding. Raises as `sample`.
+        """
         params = row.params
+        scores = logits
         if params.repetition_penalty != 1.0:
             scores = processors.penalise_repetition(
                 scores, row.token_ids, params.repetition_penalty
             )
-        greedy = not params.do_sample or params.temperature == 0 or params.top_k == 1
-        if greedy and not params.watermark:
-            best = int(scores.argmax())  # a NaN's place if there is one
-            _check(float(scores[best]))
-            return best
-        count = 1 if greedy else params.top_k or len(scores)
-        ids, values = self._candidates(scores, row, count)
-        if greedy:
-            return int(ids[values.argmax()])
-        return _draw(ids, values, params, uniform(params.seed, row.index))
+        if _is_greedy(params):
+            return self._best(scores, row), np.ones(1)
+        ids, values = self._candidates(scores, row, params.top_k or len(scores))
+        return _cut(ids, values, params)
 
-    def _candidates(
-        self, scores: Float32, row: SampleRow, count: int
-    ) -> tuple[processors.Int64, processors.Float64]:
+    def _choose(self, logits: Float32, row: SampleRow) -> int:
+        ids, chances = self.distribution(logits, row)
+        if len(ids) == 1:
+            return int(ids[0])
+        # The number-quantile in the order of ids. `right` skips tokens of probability 0, and a
+        # number below 1 keeps the product below the last entry.
+        cumulative = np.cumsum(chances)
+        number = uniform(row.params.seed, row.index) * cumulative[-1]
+        return int(ids[np.searchsorted(cumulative, number, side="right")])
+
+    def _best(self, scores: Float32, row: SampleRow) -> Int64:
+        if row.params.watermark:
+            ids, values = self._candidates(scores, row, 1)
+            return ids[[values.argmax()]]
+        best = scores.argmax()  # a NaN's place if there is one
+        _check(float(scores[best]))
+        return np.array([best])
+
+    def _candidates(self, scores: Float32, row: SampleRow, count: int) -> tuple[Int64, Float64]:
         """Ids, ascending, and marked scores of the tokens that can be among the best `count`."""
         best = float(scores.max())  # NaN if there is one
         _check(best)
@@ -89,15 +105,16 @@ class Sampler:
         return ids, values
 
 
+def _is_greedy(params: SamplingParams) -> bool:
+    return not params.do_sample or params.temperature == 0 or params.top_k == 1
+
+
 def _check(best: float) -> None:
     if not best > -np.inf:
         raise ValueError(f"the largest logit of a row is {best}: the model's output is not usable")
 
 
-def _draw(
-    ids: processors.Int64, values: processors.Float64, params: SamplingParams, number: float
-) -> int:
-    """The token at `number` in [0, 1) of the cumulative distribution, taken in the order of ids."""
+def _cut(ids: Int64, values: Float64, params: SamplingParams) -> tuple[Int64, Float64]:
     if params.top_k:
         kept = processors.top_k(values, params.top_k)
         ids, values = ids[kept], values[kept]
@@ -107,7 +124,5 @@ def _draw(
         ids, chances = ids[kept], chances[kept] / chances[kept].sum()
     if params.typical_p is not None and params.typical_p < 1.0:
         kept = processors.typical_p(chances, params.typical_p)
-        ids, chances = ids[kept], chances[kept]
-    cumulative = np.cumsum(chances)
-    # `right` skips tokens of probability 0; number < 1 keeps the product below the last entry.
-    return int(ids[np.searchsorted(cumulative, number * cumulative[-1], side="right")])
+        ids, chances = ids[kept], chances[kept] / chances[kept].sum()
+    return ids, chances
