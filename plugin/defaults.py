@@ -193,6 +193,8 @@ def _vocab_size(config: _Place, deployment: Deployment) -> Sourced[int]:
         if not _whole(value) or value < 0:
             raise ConfigError(f"{config.label}{key} must be a whole number >= 0, but is {value!r}.")
         return Sourced(value, f"{config.label}{key}")
+    if deployment.model_dir is None:
+        return Sourced(0, "default")
     log.warning(
         "%s: neither vocab_size nor padded_vocab_size in config.json of %s: the vocabulary size "
         "counts as 0 and every top_k as off",
