@@ -121,6 +121,10 @@ class ModelService:
         times = TimeLimits(timeout, serving.token_timeout, serving.e2e_timeout, restart_at_token)
         return self._stream(request, times)
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of this id has not ended yet."""
+        return request_id in self._running
+
     def stop_request(self, request_id: str) -> bool:
         """Ends a running request with FinishReason.STOP; False if there is none of this id."""
         stream = self._running.get(request_id)

@@ -1,0 +1,254 @@
+"""What every handler shares: the body, error replies, streams, vanished clients, the access log.
+
+A handler implements `answer`. Everything runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, cast
+
+from tornado.http1connection import HTTP1Connection
+from tornado.httputil import HTTPServerRequest
+from tornado.iostream import StreamClosedError
+from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
+
+from mindstream.handlers.error_map import ErrorReply, reply_for, reply_for_status
+from mindstream.handlers.json_body import parse_json_object
+from mindstream.handlers.sse import CONTENT_TYPE, StreamCodec
+from mindstream.handlers.state import ServerState
+from mindstream.handlers.wire_json import encode
+from mindstream.plugin.errors import PayloadTooLarge, RequestError
+from mindstream.plugin.service import TextChunk
+
+JSON_TYPE = "application/json"
+# A body up to this much over the limit is read and dropped, so that a client that only reads after
+# it has written sees the 413; beyond it the connection is closed behind the reply.
+DRAIN_BYTES = 64 * 2**20
+# Parsing about a millisecond of JSON; a longer body goes to a worker thread.
+INLINE_BODY_BYTES = 256 * 2**10
+# Not a status of HTTP: only the access log shows it.
+CLIENT_GONE = 499
+# Seconds a client may leave a full socket unread; the real server's write timeout.
+WRITE_TIMEOUT = 600.0
+
+access_log = logging.getLogger("mindstream.access")
+log = logging.getLogger(__name__)
+
+
+@stream_request_body
+class ApiHandler(RequestHandler):
+    """Base of all routes."""
+
+    # Answers the request or raises a RequestError; gets the path's named groups as arguments.
+    answer: Callable[..., Coroutine[Any, Any, None]]
+
+    def __init__(
+        self, application: Application, request: HTTPServerRequest, *, state: ServerState
+    ) -> None:
+        self.state = state
+        self.request_id = "-"  # a dialect sets it as soon as it knows it
+        self._uuid = uuid.uuid4().hex
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._client_gone = False
+        self._answer: asyncio.Future[None] | None = None
+        super().__init__(application, request)
+
+    # -- the request ------------------------------------------------------------------------
+
+    async def json_body(self) -> dict[str, Any]:
+        """The body as a JSON object; InvalidRequest if it is none."""
+        body, self._body = b"".join(self._body), []
+        depth = self.state.max_json_depth(self.path_kwargs.get("model"))
+        if len(body) <= INLINE_BODY_BYTES:
+            return parse_json_object(body, depth)
+        return await asyncio.to_thread(parse_json_object, body, depth)
+
+    def prepare(self) -> None:
+        # Tornado's own limit closes the connection without a reply; ours answers.
+        connection = cast(HTTP1Connection, self.request.connection)
+        self._max_body = self.state.max_body_bytes(self.path_kwargs.get("model"))
+        connection.set_max_body_size(2**62)
+        waits = self.request.headers.get("Expect", "").lower() == "100-continue"
+        announced = self.request.headers.get("Content-Length", "")
+        # Tornado refuses whatever is no number; a longer one is no body anybody sends.
+        bytes_to_come = int(announced[:18]) if announced.isascii() and announced.isdigit() else 0
+        if bytes_to_come > self._max_body + (0 if waits else DRAIN_BYTES):
+            raise self._too_large()
+
+    def data_received(self, chunk: bytes) -> None:
+        self._body_bytes += len(chunk)
+        if self._body_bytes <= self._max_body:
+            self._body.append(chunk)
+            return
+        self._body.clear()
+        if self._body_bytes > self._max_body + DRAIN_BYTES and not self._finished:
+            self._render(reply_for(self._too_large()))
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"Request body too large. Maximum allowed size is {self._max_body // 2**20}MB."
+        )
+
+    # -- the answer -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs `answer` for as long as the client is there."""
+        if self._body_bytes > self._max_body:
+            raise self._too_large()
+        if self._gone():
+            return self._end_for_gone_client()
+        self._answer = asyncio.ensure_future(self.answer(**self.path_kwargs))
+        try:
+            await self._answer
+        except (asyncio.CancelledError, StreamClosedError):
+            if not self._gone():
+                raise
+            self._end_for_gone_client()
+
+    def on_connection_close(self) -> None:
+        super().on_connection_close()
+        self._client_gone = True
+        if self._answer is not None:
+            self._answer.cancel()
+
+    def _gone(self) -> bool:
+        return self._client_gone
+
+    def _end_for_gone_client(self) -> None:
+        self.set_status(CLIENT_GONE, "Client Closed Request")
+        if not self._finished:
+            self.finish()
+
+    def write_json(self, value: Any) -> None:
+        """Ends the request with 200 and `value`: bytes of JSON, or what `encode` takes."""
+        self.finish(value if isinstance(value, bytes) else encode(value))
+
+    def write_empty(self) -> None:
+        """Ends the request with 200 and no body."""
+        self.clear_header("Content-Type")
+        self.finish()
+
+    async def stream(
+        self, source: AbstractAsyncContextManager[AsyncIterator[TextChunk]], codec: StreamCodec
+    ) -> None:
+        """Sends every chunk as one event, one write.
+
+        The headers go out with the first event: what fails before it keeps its status code. What
+        fails after it becomes the dialect's error event, and the stream ends as it should.
+        """
+        try:
+            async with source as chunks:
+                async for chunk in chunks:
+                    await self._send(codec.event(chunk))
+        except StreamClosedError:
+            self._client_gone = True
+            raise
+        except Exception as error:  # the one place where any failure becomes an event
+            if not self._headers_written:
+                raise
+            self._log_failure(error)
+            await self._send(codec.error(error))
+            return
+        if tail := codec.end():
+            await self._send(tail)
+
+    async def _send(self, event: bytes) -> None:
+        if not self._headers_written:
+            self.set_header("Content-Type", CONTENT_TYPE)
+            self.set_header("Cache-Control", "no-cache")
+            self.set_header("X-Accel-Buffering", "no")
+        self.write(event)
+        written = self.flush()
+        if not written.done():
+            await self._drain(written)
+        else:
+            written.result()
+
+    async def _drain(self, written: Awaitable[None]) -> None:
+        """Back-pressure: the engine's chunks wait while the client does not read."""
+        try:
+            await asyncio.wait_for(written, WRITE_TIMEOUT)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes in 3.10
+            log.warning("%s: the client read nothing for %.0f s", self.request_id, WRITE_TIMEOUT)
+            cast(HTTP1Connection, self.request.connection).stream.close()
+            raise StreamClosedError from None
+
+    # -- headers, errors, log ---------------------------------------------------------------
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "mindstream")
+        self.set_header("Content-Type", JSON_TYPE)
+        self.set_header("RequestUUID", self._uuid)
+
+    def compute_etag(self) -> None:
+        """None: an answer is never the same twice, and hashing it would cost."""
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        if error is None or isinstance(error, HTTPError):
+            self._render(reply_for_status(status_code, self.request.path))
+        else:
+            self._render(reply_for(error))
+
+    def _render(self, reply: ErrorReply) -> None:
+        self.set_status(reply.status, None if reply.status != 424 else "Failed Dependency")
+        if reply.retry_after is not None:
+            self.set_header("Retry-After", str(reply.retry_after))
+        self.finish(reply.body())
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if value is not None and not isinstance(value, HTTPError):
+            self._log_failure(value)
+
+    def _log_failure(self, error: BaseException) -> None:
+        if isinstance(error, RequestError):
+            log.debug("%s: %s", self.request_id, error)
+        else:
+            log.error("%s: fault of the server", self.request_id, exc_info=error)
+
+    def _log(self) -> None:
+        """One line a request, without its text. Tornado calls this at the end of each."""
+        access_log.info(
+            "%s %s %s %d %.1f ms",
+            self.request_id,
+            self.request.method,
+            self.request.path,
+            self.get_status(),
+            1000 * self.request.request_time(),
+        )
+
+
+class GetHandler(ApiHandler):
+    """A route for GET and HEAD."""
+
+    async def get(self, **_path: str | None) -> None:
+        await self.run()
+
+    head = get
+
+
+class PostHandler(ApiHandler):
+    """A route for POST."""
+
+    async def post(self, **_path: str | None) -> None:
+        await self.run()
+
+
+class UnknownRoute(ApiHandler):
+    """Whatever no route takes."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        raise HTTPError(404)
