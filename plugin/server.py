@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from tornado.httpserver import HTTPServer
 
-from mindstream.plugin.app import make_app
+from mindstream.plugin.app import make_app, make_server
 from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.service import ModelService, open_service
@@ -27,7 +27,6 @@ Say = Callable[[str], None]
 _PROGRESS_EVERY = 10.0  # seconds between signs of life while a model loads
 # Handlers write the last event of a drained stream after the backend is done with it.
 _LAST_WRITES = 0.2
-_BODY_SLACK = 64 * 1024  # so that the limit's own handler answers, not the connection
 
 
 def serve(deployment: Deployment, host: str, port: int, *, say: Say, ready: Say) -> None:
@@ -144,10 +143,7 @@ async def _with_progress(work: Awaitable[None], name: str, say: Say) -> None:
 
 
 def _listen(service: ModelService, sockets: list[socket.socket]) -> HTTPServer:
-    limit = service.deployment.serving.max_request_length * 1024 * 1024 + _BODY_SLACK
-    server = HTTPServer(
-        make_app({service.name: service}), max_body_size=limit, max_buffer_size=limit + _BODY_SLACK
-    )
+    server = make_server(make_app([service]))
     for sock in sockets:
         try:
             sock.listen(1024)
