@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindstream.plugin.errors import ConfigError
+from mindstream.plugin.paths import models_dir
 
 Progress = Callable[[str], None]
 
@@ -43,18 +43,9 @@ DEMO_MODELS = {
 }
 
 
-def cache_dir() -> Path:
-    """$MINDSTREAM_CACHE, else $XDG_CACHE_HOME/mindstream, else ~/.cache/mindstream."""
-    named = os.environ.get("MINDSTREAM_CACHE")
-    if named:
-        return Path(named).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mindstream"
-
-
 def model_dir(name: str) -> Path:
     """Where `pull(name)` puts the weight directory."""
-    return cache_dir() / "models" / name
+    return models_dir() / name
 
 
 def pull(name: str, progress: Progress = lambda message: None) -> Path:

@@ -1,0 +1,136 @@
+"""The compiled graphs of one model and its KV cache. Engine thread only.
+
+On CPU one ragged graph takes every mix of prompts, chunks and decodes: attention reads keys and
+values through the block tables. On Ascend MindFormers' own two graphs run: "prefill"
+(FlashAttentionScore) when every sequence is fresh, "increment" (PagedAttention) otherwise.
+A graph is cached under its `phase`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mindstream.backends.engine.step_model import Batch, Float32
+from mindstream.backends.mindspore.config import ModelPlan
+
+
+class Graphs:
+    """A built and filled model, ready to compile. Raises whatever MindSpore raises."""
+
+    def __init__(
+        self, model: Any, plan: ModelPlan, num_blocks: int, *, external_cache: bool
+    ) -> None:
+        import mindspore as ms
+
+        self._ms = ms
+        self._plan = plan
+        self._model = model
+        self._compute_dtype = model.compute_dtype
+        # The head runs as a graph of its own, on the rows whose logits are wanted.
+        model.model.return_hidden_states = True
+        model.set_dynamic_inputs()
+        self._head = _head(model.model.output_layer, plan.hidden, self._compute_dtype)
+        shape = (num_blocks if external_cache else 1, plan.block_size, plan.kv_heads, plan.head_dim)
+        self._keys = self._cache(shape)
+        self._values = self._cache(shape)
+        self._masks = _Masks(ms, self._compute_dtype)
+        self._phase = ""
+
+    def warm_up(self) -> None:
+        """Compiles what will be needed, or reads it from the graph cache. Writes to block 0."""
+        zero = np.zeros(1, np.int32)
+        fresh = Batch(zero, zero, zero, zero + 1, zero, zero.reshape(1, 1), zero)
+        self.run(fresh)
+        if self._plan.device == "Ascend":
+            self.run(Batch(zero, zero + 1, zero + 1, zero + 1, zero + 1, zero.reshape(1, 1), zero))
+
+    def run(self, batch: Batch) -> Float32:
+        """One step; logits [R, vocab]."""
+        ms = self._ms
+        prefill = self._plan.device == "Ascend" and not batch.context_lens.any()
+        self._enter("prefill" if prefill else "increment")
+        hidden = self._model(
+            ms.Tensor(batch.token_ids),
+            None,
+            ms.Tensor(batch.positions),
+            ms.Tensor(batch.context_lens + batch.q_seq_lens),
+            ms.Tensor(batch.context_lens),
+            ms.Tensor(batch.q_seq_lens),
+            ms.Tensor(batch.block_tables),
+            ms.Tensor(batch.slot_mapping),
+            self._masks.of(batch, self._plan, prefill=prefill),
+            *(None,) * 5,
+            self._keys,
+            self._values,
+        )
+        if not batch.logits_rows.size:
+            ms.runtime.synchronize()
+            return np.empty((0, self._plan.vocab), np.float32)
+        logits = self._head(hidden, ms.Tensor(batch.logits_rows))
+        return np.asarray(logits.asnumpy(), np.float32).reshape(batch.logits_rows.size, -1)
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._phase:
+            self._model.add_flags_custom_mcore(phase == "prefill")
+            self._model.phase = self._phase = phase
+
+    def _cache(self, shape: tuple[int, ...]) -> Any:
+        """One tensor a layer: (num_blocks, block_size, kv_heads, head_dim)."""
+        ms = self._ms
+        if self._plan.device == "CPU":
+            # The system gives zeroed pages when they are first written to.
+            layers = [
+                ms.Tensor.from_numpy(np.zeros(shape, np.float32)) for _ in range(self._plan.layers)
+            ]
+        else:
+            layers = [
+                ms.mint.zeros(shape, dtype=self._compute_dtype) for _ in range(self._plan.layers)
+            ]
+        return ms.mutable(layers)
+
+
+def _head(output_layer: Any, hidden: int, dtype: Any) -> Any:
+    """hidden states [T, hidden], rows [R] -> logits [R, vocab] in float32."""
+    import mindspore as ms
+    from mindspore import nn, ops
+
+    class Head(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+        def __init__(self) -> None:
+            super().__init__()
+            self.output_layer = output_layer
+            self.gather = ops.Gather()
+            self.cast = ops.Cast()
+
+        def construct(self, hidden_states: Any, rows: Any) -> Any:
+            chosen = self.gather(hidden_states, rows, 0)
+            return self.cast(self.output_layer(chosen), ms.float32)
+
+    head = Head()
+    head.set_inputs(
+        ms.Tensor(shape=[None, hidden], dtype=dtype), ms.Tensor(shape=[None], dtype=ms.int32)
+    )
+    return head
+
+
+class _Masks:
+    """What Ascend's attention operators expect, as MindFormers and vllm-mindspore make it."""
+
+    def __init__(self, ms: Any, dtype: Any) -> None:
+        self._ms = ms
+        self._dtype = dtype
+        ones = np.triu(np.ones((128, 128), np.float32), 1)
+        # FlashAttentionScore takes a boolean-like 1.0 in bfloat16, an addend in other dtypes.
+        self._prefill = ms.Tensor(ones * (1.0 if dtype == ms.bfloat16 else -10000.0), dtype)
+        self._none = ms.Tensor(np.zeros((1, 1), np.float32), dtype)
+
+    def of(self, batch: Batch, plan: ModelPlan, *, prefill: bool) -> Any:
+        """[128, 128] for prefill, [1, 1] where no row may see the future, else [T, tokens]."""
+        if prefill:
+            return self._prefill
+        if plan.device == "CPU" or int(batch.q_seq_lens.max()) == 1:
+            return self._none
+        columns = np.arange(batch.block_tables.shape[1] * plan.block_size, dtype=np.int32)
+        future = columns[None, :] > batch.positions[:, None]
+        return self._ms.Tensor(future * np.float32(-10000.0), self._dtype)
