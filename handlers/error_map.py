@@ -61,7 +61,7 @@ RULES = (
         prefix="Failed to get engine response. ",
         bare="Failed to get engine response",
     ),
-    ErrorRule(errors.MindstreamError, 500, "Incomplete Generation"),
+    ErrorRule(errors.RequestError, 500, "Incomplete Generation"),
 )
 # A fault of the server itself. Its text never leaves the log: it could hold anything.
 UNEXPECTED = ErrorReply(500, "Internal Server Error", "Server internal error")

@@ -29,7 +29,7 @@ _BUSY = "Service is alive but busy"
 
 
 class Live(GetHandler):
-    """/v2/health/live: whether the process is worth keeping. An engine that comes back is."""
+    """Whether the process is worth keeping; one whose engine comes back is."""
 
     async def answer(self) -> None:
         state = _worst(self.state.services.values()).state
@@ -43,7 +43,7 @@ class Live(GetHandler):
 
 
 class Ready(GetHandler):
-    """/v2/health/ready: whether a request sent now would be taken."""
+    """Whether a request sent now would be taken."""
 
     async def answer(self) -> None:
         state = _worst(self.state.services.values()).state
@@ -59,21 +59,21 @@ class Ready(GetHandler):
 
 
 class Health(GetHandler):
-    """/health"""
+    """Whether every model would take a request now."""
 
     async def answer(self) -> None:
         _require_ready(self, _worst(self.state.services.values()))
 
 
 class ModelReady(GetHandler):
-    """/v2/models/{m}/ready"""
+    """Whether this model would take a request now."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
         _require_ready(self, self.state.model(model, version).status())
 
 
 class ModelList(GetHandler):
-    """/v1/models: indented by four and sorted by key, as the real server does it."""
+    """The served models, indented by four and sorted by key as the real server does it."""
 
     async def answer(self) -> None:
         models = [
@@ -91,7 +91,7 @@ class ModelList(GetHandler):
 
 
 class ModelEntry(GetHandler):
-    """/v1/models/{m}"""
+    """One served model."""
 
     async def answer(self, model: str) -> None:
         service = self.state.model(model)
@@ -106,7 +106,7 @@ class ModelEntry(GetHandler):
 
 
 class Info(GetHandler):
-    """/info, as text-generation-inference has it."""
+    """Limits and models, as text-generation-inference tells them."""
 
     async def answer(self) -> None:
         services = list(self.state.services.values())

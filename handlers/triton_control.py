@@ -45,7 +45,7 @@ def _not_running(service: ModelService, request_id: str) -> NotFound | StopFaile
 
 
 class ServerMetadata(GetHandler):
-    """/v2"""
+    """The server and its limits, those of the first model."""
 
     async def answer(self) -> None:
         service = next(iter(self.state.services.values()))
@@ -66,7 +66,7 @@ class ServerMetadata(GetHandler):
 
 
 class ModelMetadata(GetHandler):
-    """/v2/models/{m}"""
+    """The tensors of /infer."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
         self.state.model(model, version)
@@ -82,7 +82,7 @@ class ModelMetadata(GetHandler):
 
 
 class ModelConfig(GetHandler):
-    """/v2/models/{m}/config: MindIE's keys, then what a request gets that leaves a field out."""
+    """MindIE's keys, then what a request gets that leaves a field out."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
         service = self.state.model(model, version)
@@ -112,7 +112,7 @@ class ModelConfig(GetHandler):
 
 
 class SlotCount(GetHandler):
-    """/v2/models/{m}/getSlotCount"""
+    """How many sequences and tokens still fit."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
         service = self.state.model(model, version)
