@@ -27,8 +27,8 @@ class ErrorReply:
         return encode(reply)
 
 
-class StopFailed(errors.BackendFailed):
-    """A stop call for an id that does not run, told as the real server tells it."""
+class PlainFailure(errors.BackendFailed):
+    """A failure of the server that its own words tell in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ RULES = (
     ErrorRule(errors.Overloaded, 503, "Service Unavailable"),
     ErrorRule(errors.ServiceStopped, 503, "Service Unavailable"),
     ErrorRule(errors.GenerationTimeout, 500, "Incomplete Generation"),
-    ErrorRule(StopFailed, 500, "Incomplete Generation"),
+    ErrorRule(PlainFailure, 500, "Incomplete Generation"),
     ErrorRule(
         errors.BackendFailed,
         500,

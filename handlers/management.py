@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from mindstream.handlers.base import ApiHandler, GetHandler
+from mindstream.handlers.error_map import PlainFailure
 from mindstream.handlers.state import WIRE_NAME
 from mindstream.handlers.wire_json import encode
 from mindstream.plugin.backend import BackendStatus, State
-from mindstream.plugin.errors import BackendFailed, Overloaded, ServiceStopped
+from mindstream.plugin.errors import Overloaded, ServiceStopped
 from mindstream.plugin.service import ModelService
 
 _STOPPED = "The service has been stopped."
@@ -139,7 +140,7 @@ def _require_ready(handler: ApiHandler, status: BackendStatus) -> None:
     if status.state is State.STOPPED:
         raise ServiceStopped(_STOPPED)
     if status.state is State.FAILED:
-        raise BackendFailed(status.reason or "The engine does not come back.")
+        raise PlainFailure(status.reason or "The engine does not come back.")
     if status.state is not State.READY:
         raise Overloaded(f"The service is {status.state.value}.")
     handler.write_empty()

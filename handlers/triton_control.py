@@ -6,7 +6,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from mindstream.handlers.base import GetHandler, PostHandler
-from mindstream.handlers.error_map import StopFailed
+from mindstream.handlers.error_map import PlainFailure
 from mindstream.handlers.state import WIRE_NAME, require_running
 from mindstream.handlers.triton_fields import ID
 from mindstream.plugin.errors import InvalidRequest, NotFound
@@ -37,10 +37,10 @@ def _stop_id(body: dict[str, Any]) -> str:
     return str(ID.check(body["id"], "strict"))
 
 
-def _not_running(service: ModelService, request_id: str) -> NotFound | StopFailed:
+def _not_running(service: ModelService, request_id: str) -> NotFound | PlainFailure:
     """The documents promise 404; the real server never gets there and says 500."""
     if service.deployment.serving.validation == "lenient":
-        return StopFailed("Stop request failed, internal failed.")
+        return PlainFailure("Stop request failed, internal failed.")
     return NotFound(f"RequestId is {request_id} not found.")
 
 
