@@ -185,3 +185,7 @@ def _log_to_stderr(level: str) -> None:
     )
     # One line a request is ours to write; tornado's has neither id nor timing.
     logging.getLogger("tornado.access").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()

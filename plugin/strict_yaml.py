@@ -73,7 +73,9 @@ def _parse(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{where}{place}: not valid yaml: {error.problem}.") from None
+        # "expected X" is the context where the problem goes on with "but found Y".
+        words = f"{error.context} " if str(error.problem).startswith("but ") else ""
+        raise ConfigError(f"{where}{place}: not valid yaml: {words}{error.problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where} is not valid yaml: {' '.join(str(error).split())}.") from None
     except RecursionError:
