@@ -30,7 +30,6 @@ class Settings:
 
     device: str  # "CPU" or "Ascend"
     threads: int  # of CPU kernels, at least 1
-    graph_cache: Path
 
 
 _applied: Settings | None = None
@@ -64,7 +63,7 @@ def prepare(settings: Settings, mindformers_yaml: Mapping[str, Any]) -> None:
     """Imports MindSpore and MindFormers and sets their context; raises ConfigError."""
     global _applied
     if _applied is not None:
-        if _applied.device != settings.device or _applied.threads != settings.threads:
+        if _applied != settings:
             raise ConfigError(f"this process already runs MindSpore with {_applied}.")
         return
     versions()
@@ -114,15 +113,12 @@ def _set_environment(settings: Settings) -> None:
     """Before the imports. What the operator has set himself stays."""
     logs = cache_dir() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    settings.graph_cache.mkdir(parents=True, exist_ok=True)
     for name, value in {
         "RUN_MODE": "predict",
         "LOG_MF_PATH": str(logs / "mindformers"),  # else ./output/log
         "GLOG_v": "3",  # errors only
         "TRANSFORMERS_VERBOSITY": "error",
         "OMP_NUM_THREADS": str(settings.threads),
-        "MS_COMPILER_CACHE_ENABLE": "1",
-        "MS_COMPILER_CACHE_PATH": str(settings.graph_cache),
     }.items():
         os.environ.setdefault(name, value)
 

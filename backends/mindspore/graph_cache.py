@@ -1,7 +1,8 @@
 """Compiled graphs on disk, so that a second start takes seconds.
 
-MindSpore numbers the graphs in the order they are compiled, so a folder belongs to one plan; and it
-trusts what it finds, so a folder that an interrupted start left behind is emptied first.
+MindSpore numbers the graphs in the order in which the process compiles them and trusts what it
+finds. So a folder belongs to one plan, only the first model of a process uses one, and a folder that
+an interrupted start left behind is emptied.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from pathlib import Path
 from mindstream.backends.mindspore.config import ModelPlan
 from mindstream.backends.mindspore.environment import SUPPORTED
 from mindstream.plugin.paths import cache_dir
+
+_used = False  # by a model of this process
 
 
 def folder(plan: ModelPlan, kernels: str) -> Path:
@@ -31,7 +35,12 @@ def folder(plan: ModelPlan, kernels: str) -> Path:
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """Holds the folder while graphs are compiled or read; marks it complete if that ends well."""
+    """While it is open, MindSpore keeps its graphs in `path`; marks it complete if all went well."""
+    global _used
+    if _used:
+        yield
+        return
+    _used = True
     path.mkdir(parents=True, exist_ok=True)
     complete = path / "complete"
     with (path / "lock").open("w") as lock:
@@ -40,5 +49,10 @@ def owned(path: Path) -> Iterator[None]:
             for left in path.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left)
-        yield
+        os.environ["MS_COMPILER_CACHE_PATH"] = str(path)
+        os.environ["MS_COMPILER_CACHE_ENABLE"] = "1"
+        try:
+            yield
+        finally:
+            os.environ["MS_COMPILER_CACHE_ENABLE"] = "0"
         complete.touch()

@@ -37,10 +37,9 @@ class MindSporeStepModel:
         settings = environment.Settings(
             device=plan.device,
             threads=deployment.serving.cpu.threads or environment.core_count(),
-            graph_cache=graph_cache.folder(plan, kernels.name if kernels else "ascend"),
         )
         environment.prepare(settings, deployment.mindformers)
-        with graph_cache.owned(settings.graph_cache):
+        with graph_cache.owned(graph_cache.folder(plan, kernels.name if kernels else "none")):
             self._graphs = build(plan, headers, kernels, num_blocks)
         log.info(
             "%s: %s kernels, %d KV blocks", deployment.name, kernels and kernels.name, num_blocks

@@ -1,0 +1,155 @@
+"""Models in processes of their own, one of each kind a session, and batches written by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mindstream.backends.engine.step_model import Batch
+from mindstream.plugin import paths
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+Sequences = Sequence[tuple[Sequence[int], int, Sequence[int]]]
+
+
+class Worker:
+    """A StepModel in another process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.limits: Any = None
+
+    def ask(self, *command: Any) -> tuple[Any, ...]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump(command, self._process.stdin)
+        self._process.stdin.flush()
+        try:
+            answer: tuple[Any, ...] = pickle.load(self._process.stdout)
+        except EOFError:
+            _, errors = self._process.communicate()
+            raise AssertionError(f"the worker died: {errors.decode()[-2000:]}") from None
+        return answer
+
+    def load(self, target: str | Path, **overrides: str) -> Worker:
+        """Keyword names are dotted paths with __ for the dots."""
+        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        answer = self.ask("load", str(target), dotted)
+        assert answer[0] == "ok", answer
+        self.limits = answer[1]
+        return self
+
+    def forward(self, batch: Batch) -> np.ndarray:
+        answer = self.ask("forward", batch)
+        assert answer[0] == "ok", answer
+        logits: np.ndarray = answer[1]
+        return logits
+
+    def step(self, sequences: Sequences, rows: Sequence[int] | None = None) -> np.ndarray:
+        """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
+        return self.forward(make_batch(sequences, self.limits.block_size, rows))
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.communicate(timeout=60)
+
+
+def make_batch(sequences: Sequences, block_size: int, rows: Sequence[int] | None = None) -> Batch:
+    """Logits of each sequence's last row, or of `rows`."""
+    ids, positions, slots = [], [], []
+    for new, done, blocks in sequences:
+        where = range(done, done + len(new))
+        ids += list(new)
+        positions += list(where)
+        slots += [blocks[i // block_size] * block_size + i % block_size for i in where]
+    lengths = [len(new) for new, _, _ in sequences]
+    width = max(len(blocks) for _, _, blocks in sequences)
+    tables = [[*blocks, *[-1] * (width - len(blocks))] for _, _, blocks in sequences]
+    wanted = np.cumsum(lengths) - 1 if rows is None else rows
+    return Batch(
+        token_ids=np.array(ids, np.int32),
+        positions=np.array(positions, np.int32),
+        slot_mapping=np.array(slots, np.int32),
+        q_seq_lens=np.array(lengths, np.int32),
+        context_lens=np.array([done for _, done, _ in sequences], np.int32),
+        block_tables=np.array(tables, np.int32),
+        logits_rows=np.array(wanted, np.int32),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModuleType:
+    """The module that writes the small random checkpoints."""
+    spec = importlib.util.spec_from_file_location("tiny_models", GOLDENS / "tiny_models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def goldens() -> dict[str, Any]:
+    """Reference arrays and token ids of HF transformers in float32."""
+    found: dict[str, Any] = json.loads((GOLDENS / "goldens.json").read_text())
+    with np.load(GOLDENS / "goldens.npz") as arrays:
+        found.update({key: arrays[key] for key in arrays})
+    return found
+
+
+def deployment_yaml(**model_config: Any) -> dict[str, Any]:
+    """The smallest yaml of a CPU deployment."""
+    return {
+        "use_legacy": False,
+        "run_mode": "predict",
+        "model": {"model_config": {"block_size": 4, "num_blocks": 64, **model_config}},
+        "context": {"mode": 0, "device_target": "CPU"},
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_deployment(
+    tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Writes a small checkpoint with its yaml beside it; gives the weight directory."""
+
+    def write(name: str, dtype: str = "F32", shards: int = 1) -> Path:
+        folder: Path = tiny.write_model(tmp_path_factory.mktemp(name) / name, name, dtype, shards)
+        (folder / "deploy.yaml").write_text(yaml.safe_dump(deployment_yaml()))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def start_worker() -> Iterator[Callable[[], Worker]]:
+    """Starts workers and ends them with the session."""
+    workers: list[Worker] = []
+
+    def start() -> Worker:
+        workers.append(Worker())
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+@pytest.fixture(scope="session")
+def demo(start_worker: Callable[[], Worker]) -> Worker:
+    """The demo model with the compiled attention and MindSpore's own operators."""
+    if not (paths.models_dir() / "smollm2-135m").is_dir():
+        pytest.skip("the demo model is not pulled: mindstream pull smollm2-135m")
+    return start_worker().load("smollm2-135m", cpu__kernels="attention")

@@ -1,0 +1,46 @@
+"""A process that owns one StepModel, driven by pickles on stdin and stdout. Not a test.
+
+MindSpore must be called from one thread, warns when it is imported and keeps a global context: so
+every model of the tests has a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Answers ("ok", value) or ("error", class name, message) to every command until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints from here on goes to stderr
+    commands = sys.stdin.buffer
+    from mindstream.backends.mindspore.step_model import MindSporeStepModel
+    from mindstream.plugin.errors import MindstreamError
+    from mindstream.plugin.model_config import load_deployment
+
+    model: Any = None
+    while True:
+        try:
+            command, *arguments = pickle.load(commands)
+        except EOFError:
+            return
+        try:
+            if command == "load":
+                model = MindSporeStepModel(load_deployment(*arguments))
+                result: Any = model.load()
+            elif command == "imported":
+                result = arguments[0] in sys.modules
+            else:
+                result = getattr(model, command)(*arguments)
+            answer: tuple[Any, ...] = ("ok", result)
+        except (MindstreamError, RuntimeError, ValueError) as error:
+            answer = ("error", type(error).__name__, str(error))
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
