@@ -79,6 +79,11 @@ class Connection(asyncio.Protocol):
         self._last_byte = b""
         self._kept = b""
 
+    @property
+    def outcome(self) -> Outcome:
+        """The request under way, growing, or the last one."""
+        return self._outcome
+
     async def ask(self, request: bytes) -> Outcome:
         """Sends one request and waits for the end of its stream."""
         if self.transport is None:
@@ -88,6 +93,11 @@ class Connection(asyncio.Protocol):
         self._outcome = Outcome(perf_counter())
         self.transport.write(request)
         return await self._done
+
+    def close(self) -> None:
+        """Ends the connection, and with it the request under way."""
+        if self.transport is not None:
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # of create_connection always
@@ -157,16 +167,6 @@ class Connection(asyncio.Protocol):
             self._done.set_result(self._outcome)
 
 
-async def ask(target: Target, request: bytes, connection: Connection | None = None) -> Outcome:
-    """One request on `connection`, or on its own."""
-    if connection is not None:
-        return await connection.ask(request)
-    connection = await _connect(target)
-    outcome = await connection.ask(request)
-    _close(connection)
-    return outcome
-
-
 async def closed_loop(
     target: Target, requests: Sequence[bytes], streams: int
 ) -> tuple[list[Outcome], float]:
@@ -179,25 +179,21 @@ async def closed_loop(
         for request in waiting:
             try:
                 if connection is None or not connection.reusable:
-                    connection = await _connect(target)
+                    connection = await connect(target)
                 outcomes.append(await connection.ask(request))
             except OSError as error:
                 now = perf_counter()
                 outcomes.append(Outcome(now, ended=now, error=f"no connection: {error}"))
         if connection is not None:
-            _close(connection)
+            connection.close()
 
     began = perf_counter()
     await asyncio.gather(*(stream() for _ in range(min(streams, len(requests)))))
     return outcomes, perf_counter() - began
 
 
-async def _connect(target: Target) -> Connection:
+async def connect(target: Target) -> Connection:
+    """A new connection; raises OSError."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(Connection, target.host, target.port)
     return connection
-
-
-def _close(connection: Connection) -> None:
-    if connection.transport is not None:
-        connection.transport.close()

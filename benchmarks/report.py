@@ -31,8 +31,8 @@ def level(
     streams: int, outcomes: Sequence[Outcome], seconds: float, peak_bytes: int | None
 ) -> Level:
     """A request whose events are not as many as the tokens it reports counts as failed."""
-    errors = Counter(_error(outcome) for outcome in outcomes)
-    good = [outcome for outcome in outcomes if not _error(outcome)]
+    errors = Counter(problem(outcome) for outcome in outcomes)
+    good = [outcome for outcome in outcomes if not problem(outcome)]
     del errors[""]
     tokens = sum(outcome.tokens for outcome in good)
     ttft = [outcome.ttft * 1000 for outcome in good]
@@ -53,7 +53,7 @@ def level(
     )
 
 
-def _error(outcome: Outcome) -> str:
+def problem(outcome: Outcome) -> str:
     if outcome.error:
         return outcome.error
     if len(outcome.arrivals) != outcome.tokens:

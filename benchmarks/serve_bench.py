@@ -6,7 +6,7 @@
 `--serve` starts the server itself (a shipped name or a yaml) and measures its processes' memory;
 `--url` aims at a running one, whose memory needs its `--pid`. Each stream sends its next request
 when the last one ended. Every prompt is new, so that no prefix cache helps. The exit status is 1
-if a request failed.
+if a request failed, 2 if the server did not start.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from server_process import Server, peak_bytes, serve
 def main(arguments: list[str] | None = None) -> int:
     """Prints the table, and the JSON to `--json` or below it."""
     options = _parser().parse_args(arguments)
-    with ExitStack() as stack:
-        if options.serve:
-            server = stack.enter_context(serve(options.serve))
-        else:
-            server = Server(options.url, options.model, options.pid)
-        levels = asyncio.run(measure(server, options))
+    try:
+        with ExitStack() as stack:
+            if options.serve:
+                server = stack.enter_context(serve(options.serve, options.set))
+            else:
+                server = Server(options.url, options.model, options.pid)
+            levels = asyncio.run(measure(server, options))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(table(levels))
     document = {
         "model": server.model,
@@ -76,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--url", help="a running server, http://host:port")
     parser.add_argument("--model", default="smollm2-135m", help="model name at --url")
     parser.add_argument("--pid", type=int, default=0, help="process of --url, for its memory")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for --serve")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests", type=int, default=0, help="of a level; default 2 a stream")
     parser.add_argument("--prompt-words", type=int, default=100)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,22 +30,21 @@ class Server:
 
 
 @contextmanager
-def serve(
-    deployment: str, *arguments: str, environment: dict[str, str] | None = None
-) -> Iterator[Server]:
+def serve(deployment: str, overrides: Sequence[str] = ()) -> Iterator[Server]:
     """Serves a shipped name or a yaml on a free port of loopback; ends it at the end of the block.
 
-    Raises RuntimeError with the end of its log if it does not become ready.
+    `overrides` are KEY=VALUE of `mindstream serve --set`. Raises RuntimeError with the end of its
+    log if it does not become ready.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mindstream.plugin.cli", "serve", deployment]
-    command += ["--host", "127.0.0.1", "--port", str(port), *arguments]
+    # The console script beside this interpreter: the environment that is measured.
+    command = [str(Path(sys.executable).with_name("mindstream")), "serve", deployment]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += [argument for override in overrides for argument in ("--set", override)]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             _wait_ready(process, port)
             yield Server(f"http://127.0.0.1:{port}", _model_name(port), process.pid)

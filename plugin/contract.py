@@ -74,7 +74,8 @@ async def _check_answer(backend: Backend, request: GenerationRequest) -> list[in
     _rule(chunks[-1].finish_reason is not None, "the last chunk has a finish_reason")
     ids = _ids(chunks)
     _rule(len(ids) <= request.max_new_tokens, "there are at most max_new_tokens tokens")
-    _rule(all(0 <= i < backend.limits.vocab_size for i in ids), "ids are below limits.vocab_size")
+    inner = ids[:-1] if chunks[-1].finish_reason is FinishReason.EOS else ids  # any end token
+    _rule(all(0 <= i < backend.limits.vocab_size for i in inner), "ids are below limits.vocab_size")
     generated = 0
     for number, chunk in enumerate(chunks):
         generated += len(chunk.token_ids)
