@@ -30,6 +30,7 @@ def load_library() -> ctypes.CDLL:
         )
     library = ctypes.CDLL(str(path))
     library.mindstream_isa.restype = ctypes.c_char_p
+    library.mindstream_error.restype = ctypes.c_char_p
     library.mindstream_set_threads.argtypes = [ctypes.c_int]
     return library
 
@@ -41,4 +42,4 @@ def set_threads(count: int) -> None:
 
 def instruction_set() -> str:
     """What the kernels run on: `portable`, `avx2`, `avx512` or `avx512bf16`."""
-    return load_library().mindstream_isa().decode()
+    return str(load_library().mindstream_isa().decode())

@@ -13,7 +13,8 @@ const Kernels *choose() {
   // The compiler's own check also asks the operating system whether it saves the wide registers.
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) available[count++] = &kAvx512Bf16;
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"))
+    available[count++] = &kAvx512Bf16;
   if (avx512) available[count++] = &kAvx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) available[count++] = &kAvx2;
 #endif

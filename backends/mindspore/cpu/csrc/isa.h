@@ -1,10 +1,13 @@
-// The kernels that exist once per instruction set, and the choice among them at run time.
+// The kernels that exist once per instruction set, their arguments, and the choice at run time.
 #pragma once
-#include <cstdint>
+#include <stddef.h>
+#include <stdint.h>
 
 namespace mindstream {
 
-// Arguments of the ragged paged attention; arrays as documented in operators.cc.
+struct Team;
+
+// Arguments of the ragged paged attention on MindSpore's cache layout; arrays as in operators.cc.
 struct AttentionArgs {
   const float *q, *k, *v;
   float *key_cache, *value_cache;
@@ -14,11 +17,90 @@ struct AttentionArgs {
   float scale;
 };
 
+enum class Weights : int32_t { kBf16 = 0, kInt8 = 1, kF32 = 2 };
+enum class Cache : int32_t { kF32 = 0, kBf16 = 1 };
+
+// A weight matrix [columns out, depth in] in slabs of 32 output columns:
+//   bf16 [slab][depth / 2][32][2], f32 [slab][depth][32],
+//   int8 [slab][depth / 4][32][4] as value + 128, scales [slab][depth / 64][32].
+struct Matrix {
+  void *data = nullptr;
+  float *scales = nullptr;
+  int64_t columns = 0, depth = 0;
+  Weights kind = Weights::kBf16;
+  int64_t slabs() const { return (columns + 31) / 32; }
+};
+
+constexpr int kSlab = 32;
+constexpr int kGroup = 64;  // values that share one scale in int8
+
+struct Layer {
+  float *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
+  float *q_norm = nullptr, *k_norm = nullptr;         // [head_dim] or none
+  float *qkv_bias = nullptr;                          // [(heads + 2 kv_heads) * head_dim] or none
+  Matrix qkv, out, gate_up, down;                     // gate_up: 16 gate columns, 16 up columns, ...
+};
+
+struct Dims {
+  int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
+  float eps;
+  Weights weights;
+  Cache cache;
+};
+
+// Rows of activations in the form the matrix kernels multiply: tiles of `tile` rows,
+// [tile][step][row] with one, two or four values a step.
+struct Rows {
+  void *units = nullptr;
+  float *staging = nullptr;  // int8 only: [rows][depth] before quantisation
+  float *scales = nullptr;   // int8 only: [tile][group][row]
+  int32_t *offsets = nullptr;
+};
+
+// One step of the decoder stack. T rows, B sequences.
+struct StackArgs {
+  const Dims *dims;
+  const Layer *layers;
+  const float *final_norm;
+  int64_t tokens, sequences, table_width, blocks;
+  const float *cos, *sin;  // [T, head_dim]
+  const int32_t *slots, *block_tables, *q_lens, *kv_lens;
+  void *key_cache, *value_cache;  // [layers, blocks, kv_heads, block_size * head_dim]
+  float *hidden;                  // [T, hidden] in and out
+  // Scratch
+  float *qkv;  // [T, (heads + 2 kv_heads) * head_dim]
+  Rows narrow, wide;
+  float *partials;  // split attention: [T, heads, chunks, head_dim + 2]
+  int64_t chunks;   // 0: no split
+};
+
+struct HeadArgs {
+  const Matrix *head;
+  const float *hidden;  // [T, hidden]
+  const int32_t *rows;  // [R]
+  int64_t count;
+  float *logits;  // [R, vocab]
+  Rows acts;
+};
+
 struct Kernels {
   const char *name;
-  // Writes the new keys and values, then attends. Called on every thread of a job.
-  void (*attention)(const AttentionArgs &args, const struct Team &team);
+  int tile;  // most rows a tile of Rows has
+  // Bytes of one row's units at a depth, for sizing the scratch.
+  size_t (*row_bytes)(Weights kind, int64_t depth);
+  // Each is called on every thread of a job.
+  void (*attention)(const AttentionArgs &args, const Team &team);
+  void (*stack)(const StackArgs &args, const Team &team);
+  void (*head)(const HeadArgs &args, const Team &team);
 };
+
+constexpr int64_t kChunkKeys = 512;  // keys of one partial result of the attention
+
+// Rows a tile has when there are `rows` in all: as equal as can be, at most `most`.
+inline int64_t tile_rows(int64_t rows, int64_t most) {
+  const int64_t tiles = (rows + most - 1) / most;
+  return tiles ? (rows + tiles - 1) / tiles : 1;
+}
 
 // The best the CPU has, or the one MINDSTREAM_CPU_ISA names if the CPU has it.
 const Kernels &kernels();

@@ -1,6 +1,7 @@
 // Compiled with the flags setup.py gives this instruction set.
 #include "attention.h"
+#include "stack.h"
 
 namespace mindstream {
-extern const Kernels kAvx512 = {"avx512", paged_attention};
+extern const Kernels kAvx512 = {"avx512", kTile, row_bytes, paged_attention, stack, head};
 }  // namespace mindstream

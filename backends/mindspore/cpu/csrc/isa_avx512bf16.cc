@@ -1,6 +1,7 @@
 // Compiled with the flags setup.py gives this instruction set.
 #include "attention.h"
+#include "stack.h"
 
 namespace mindstream {
-extern const Kernels kAvx512Bf16 = {"avx512bf16", paged_attention};
+extern const Kernels kAvx512Bf16 = {"avx512bf16", kTile, row_bytes, paged_attention, stack, head};
 }  // namespace mindstream

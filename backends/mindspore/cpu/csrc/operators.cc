@@ -1,45 +1,64 @@
-// The C interface: what MindSpore's ops.Custom(func_type="aot") and ctypes call.
+// The operators MindSpore's ops.Custom(func_type="aot") calls; ctypes calls them alike in tests.
 //
-// A MindSpore operator gets its inputs and then its outputs in `params`, with `ndims` and `shapes`
-// alike, and returns 0 or an error. With dynamic shapes it also needs the functions InferShape (a
-// dimension may be -1 while the graph is compiled) and InferType.
+// An operator gets its inputs and then its outputs in `params`, with `ndims` and `shapes` alike, and
+// returns 0 or an error. With dynamic shapes it also needs the functions InferShape (a dimension may
+// be -1 while the graph is compiled) and InferType.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "isa.h"
+#include "model.h"
 #include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 using mindstream::AttentionArgs;
+using mindstream::Model;
+using mindstream::StackArgs;
 
 namespace {
 
-int refuse(const char *what, long long given, long long bound) {
-  std::fprintf(stderr, "mindstream PagedAttention: %s: %lld, must be %lld\n", what, given, bound);
+int refuse(const char *operation, const char *what, long long given, long long bound) {
+  std::fprintf(stderr, "mindstream %s: %s: %lld (bound: %lld)\n", operation, what, given, bound);
   return 1;
 }
 
-int check(const AttentionArgs &a, int64_t blocks) {
-  if (a.head_dim > 512) return refuse("head size above the largest", a.head_dim, 512);
-  if (a.heads % a.kv_heads != 0) return refuse("heads no multiple of the KV heads", a.heads, a.kv_heads);
-  int64_t tokens = 0;
-  for (int64_t b = 0; b < a.sequences; b++) {
-    if (a.q_lens[b] < 0 || a.kv_lens[b] < a.q_lens[b]) return refuse("length below the new tokens", a.kv_lens[b], a.q_lens[b]);
-    tokens += a.q_lens[b];
-    const int64_t used = (a.kv_lens[b] + a.block_size - 1) / a.block_size;
-    if (used > a.table_width) return refuse("block table too short", a.table_width, used);
+// The ragged batch of an attention: what a wrong table would read or write outside the cache.
+struct RaggedBatch {
+  const char *operation;
+  const int32_t *slots, *block_tables, *q_lens, *kv_lens;
+  int64_t tokens, sequences, table_width, blocks, block_size;
+
+  int check_sequence(int64_t b) const {
+    const int64_t used = (kv_lens[b] + block_size - 1) / block_size;
+    if (q_lens[b] < 0 || kv_lens[b] < q_lens[b])
+      return refuse(operation, "length below the new tokens", kv_lens[b], q_lens[b]);
+    if (used > table_width) return refuse(operation, "block table too short", table_width, used);
     for (int64_t i = 0; i < used; i++) {
-      const int64_t block = a.block_tables[b * a.table_width + i];
-      if (block < 0 || block >= blocks) return refuse("block outside the cache of so many blocks", block, blocks);
+      const int64_t block = block_tables[b * table_width + i];
+      if (block < 0 || block >= blocks) return refuse(operation, "block outside the cache", block, blocks);
     }
+    return 0;
   }
-  if (tokens > a.tokens) return refuse("more new tokens than rows", tokens, a.tokens);
-  for (int64_t t = 0; t < a.tokens; t++)
-    if (a.slots[t] >= blocks * a.block_size) return refuse("slot outside the cache", a.slots[t], blocks * a.block_size);
-  return 0;
+
+  int check() const {
+    int64_t rows = 0;
+    for (int64_t b = 0; b < sequences; rows += q_lens[b++])
+      if (const int error = check_sequence(b)) return error;
+    if (rows > tokens) return refuse(operation, "more new tokens than rows", rows, tokens);
+    for (int64_t t = 0; t < tokens; t++)
+      if (slots[t] >= blocks * block_size)
+        return refuse(operation, "slot outside the cache", slots[t], blocks * block_size);
+    return 0;
+  }
+};
+
+template <class T>
+T *as(void *p) {
+  return static_cast<T *>(p);
 }
 
 }  // namespace
@@ -49,16 +68,16 @@ int check(const AttentionArgs &a, int64_t blocks) {
 // Writes k and v into the caches in place; a negative slot writes nothing.
 EXPORT int PagedAttention(int, void **p, int *, int64_t **s, const char **, void *, void *) {
   AttentionArgs a;
-  a.q = static_cast<const float *>(p[0]);
-  a.k = static_cast<const float *>(p[1]);
-  a.v = static_cast<const float *>(p[2]);
-  a.key_cache = static_cast<float *>(p[3]);
-  a.value_cache = static_cast<float *>(p[4]);
-  a.slots = static_cast<const int32_t *>(p[5]);
-  a.block_tables = static_cast<const int32_t *>(p[6]);
-  a.q_lens = static_cast<const int32_t *>(p[7]);
-  a.kv_lens = static_cast<const int32_t *>(p[8]);
-  a.out = static_cast<float *>(p[9]);
+  a.q = as<const float>(p[0]);
+  a.k = as<const float>(p[1]);
+  a.v = as<const float>(p[2]);
+  a.key_cache = as<float>(p[3]);
+  a.value_cache = as<float>(p[4]);
+  a.slots = as<const int32_t>(p[5]);
+  a.block_tables = as<const int32_t>(p[6]);
+  a.q_lens = as<const int32_t>(p[7]);
+  a.kv_lens = as<const int32_t>(p[8]);
+  a.out = as<float>(p[9]);
   a.tokens = s[0][0];
   a.block_size = s[3][1];
   a.kv_heads = s[3][2];
@@ -67,7 +86,12 @@ EXPORT int PagedAttention(int, void **p, int *, int64_t **s, const char **, void
   a.sequences = s[6][0];
   a.table_width = s[6][1];
   a.scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
-  if (const int error = check(a, s[3][0])) return error;
+  const char *const name = "PagedAttention";
+  if (a.head_dim > 512) return refuse(name, "head size", a.head_dim, 512);
+  if (a.heads % a.kv_heads != 0) return refuse(name, "heads no multiple of the KV heads", a.heads, a.kv_heads);
+  const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
+                             a.table_width, s[3][0], a.block_size};
+  if (const int error = batch.check()) return error;
   mindstream::run_parallel(
       [](const mindstream::Team &team, void *args) {
         mindstream::kernels().attention(*static_cast<AttentionArgs *>(args), team);
@@ -82,8 +106,87 @@ EXPORT std::vector<int64_t> PagedAttentionInferShape(int *ndims, int64_t **shape
 
 EXPORT int PagedAttentionInferType(std::vector<int> types, void *) { return types[0]; }
 
-// Threads of the kernels; 0: one a core. Takes effect at the next operator.
-EXPORT void mindstream_set_threads(int count) { mindstream::set_threads(count); }
-EXPORT int mindstream_threads() { return mindstream::thread_count(); }
-// The instruction set in use: portable, avx2, avx512 or avx512bf16.
-EXPORT const char *mindstream_isa() { return mindstream::kernels().name; }
+// model[1] (int64: the model's number) like[hidden] (float32: only its shape and type count)
+// token_ids[T] (int32) -> embeddings[T, hidden] (float32)
+EXPORT int TokenEmbedding(int, void **p, int *, int64_t **s, const char **, void *, void *) {
+  Model *model = mindstream::find_model(*as<int64_t>(p[0]));
+  if (!model) return refuse("TokenEmbedding", "no such model", *as<int64_t>(p[0]), 0);
+  if (s[1][0] != model->dims().hidden) return refuse("TokenEmbedding", "hidden size", s[1][0], model->dims().hidden);
+  const int32_t *ids = as<const int32_t>(p[2]);
+  for (int64_t i = 0; i < s[2][0]; i++)
+    if (ids[i] < 0 || ids[i] >= model->dims().vocab)
+      return refuse("TokenEmbedding", "token id outside the vocabulary", ids[i], model->dims().vocab);
+  model->embed(ids, s[2][0], as<float>(p[3]));
+  return 0;
+}
+
+EXPORT std::vector<int64_t> TokenEmbeddingInferShape(int *, int64_t **shapes, void *) {
+  return {shapes[2][0], shapes[1][0]};
+}
+
+EXPORT int TokenEmbeddingInferType(std::vector<int> types, void *) { return types[1]; }
+
+// model[1] (int64) hidden[T,hidden] cos[T,D] sin[T,D] (float32) slots[T] block_tables[B,W]
+// q_seq_lens[B] batch_valid_length[B] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32,
+// or int16 that holds bf16) -> hidden[T,hidden] after all layers and the final norm.
+// Writes the caches in place; a negative slot writes nothing.
+EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *, void *) {
+  const char *const name = "DecoderStack";
+  Model *model = mindstream::find_model(*as<int64_t>(p[0]));
+  if (!model) return refuse(name, "no such model", *as<int64_t>(p[0]), 0);
+  const mindstream::Dims &d = model->dims();
+  if (s[1][1] != d.hidden) return refuse(name, "hidden size", s[1][1], d.hidden);
+  if (s[2][1] != d.head_dim) return refuse(name, "head size", s[2][1], d.head_dim);
+  for (int i = 8; i < 10; i++) {
+    if (s[i][0] != d.layers) return refuse(name, "layers of the cache", s[i][0], d.layers);
+    if (s[i][2] != d.kv_heads) return refuse(name, "KV heads of the cache", s[i][2], d.kv_heads);
+    if (s[i][3] != d.block_size * d.head_dim)
+      return refuse(name, "block of the cache", s[i][3], d.block_size * d.head_dim);
+  }
+  StackArgs a = {};
+  a.tokens = s[1][0];
+  a.sequences = s[5][0];
+  a.table_width = s[5][1];
+  a.blocks = s[8][1];
+  a.cos = as<const float>(p[2]);
+  a.sin = as<const float>(p[3]);
+  a.slots = as<const int32_t>(p[4]);
+  a.block_tables = as<const int32_t>(p[5]);
+  a.q_lens = as<const int32_t>(p[6]);
+  a.kv_lens = as<const int32_t>(p[7]);
+  a.key_cache = p[8];
+  a.value_cache = p[9];
+  a.hidden = as<float>(p[10]);
+  const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
+                             a.table_width, a.blocks, d.block_size};
+  if (const int error = batch.check()) return error;
+  std::memcpy(a.hidden, p[1], static_cast<size_t>(a.tokens * d.hidden) * sizeof(float));
+  model->run(a);
+  return 0;
+}
+
+EXPORT std::vector<int64_t> DecoderStackInferShape(int *ndims, int64_t **shapes, void *) {
+  return {shapes[1], shapes[1] + ndims[1]};
+}
+
+EXPORT int DecoderStackInferType(std::vector<int> types, void *) { return types[1]; }
+
+// model[1] (int64) like[vocab] (float32: only its shape and type count) hidden[T,hidden] (float32)
+// rows[R] (int32) -> logits[R,vocab] (float32) of these rows.
+EXPORT int VocabHead(int, void **p, int *, int64_t **s, const char **, void *, void *) {
+  Model *model = mindstream::find_model(*as<int64_t>(p[0]));
+  if (!model) return refuse("VocabHead", "no such model", *as<int64_t>(p[0]), 0);
+  if (s[1][0] != model->dims().vocab) return refuse("VocabHead", "vocabulary", s[1][0], model->dims().vocab);
+  if (s[2][1] != model->dims().hidden) return refuse("VocabHead", "hidden size", s[2][1], model->dims().hidden);
+  const int32_t *rows = as<const int32_t>(p[3]);
+  for (int64_t i = 0; i < s[3][0]; i++)
+    if (rows[i] < 0 || rows[i] >= s[2][0]) return refuse("VocabHead", "row outside the batch", rows[i], s[2][0]);
+  model->head(as<const float>(p[2]), rows, s[3][0], as<float>(p[4]));
+  return 0;
+}
+
+EXPORT std::vector<int64_t> VocabHeadInferShape(int *, int64_t **shapes, void *) {
+  return {shapes[3][0], shapes[1][0]};
+}
+
+EXPORT int VocabHeadInferType(std::vector<int> types, void *) { return types[1]; }

@@ -11,6 +11,8 @@
 #include <arm_neon.h>
 #endif
 
+#define INLINE inline __attribute__((always_inline))
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -24,8 +26,6 @@ constexpr int kLanes = 4;
 typedef float vf __attribute__((vector_size(kLanes * 4)));
 typedef int32_t vi __attribute__((vector_size(kLanes * 4)));
 typedef float vf_any __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef uint16_t vh __attribute__((vector_size(kLanes * 2)));
-typedef uint16_t vh_any __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
 
 inline vf load(const float *p) { return *reinterpret_cast<const vf_any *>(p); }
@@ -53,6 +53,17 @@ inline vf max(vf a, vf b) {
 #else
   const vi greater = a > b;
   return (vf)((greater & (vi)a) | (~greater & (vi)b));
+#endif
+}
+
+inline vf min(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+  const vi smaller = a < b;
+  return (vf)((smaller & (vi)a) | (~smaller & (vi)b));
 #endif
 }
 
@@ -86,10 +97,36 @@ inline T smaller(T a, T b) {
   return a < b ? a : b;
 }
 
-// e^x for x <= 88 with a relative error below 2e-7; below -87 (and for -inf) it is 0.
+// The nearest bf16, ties to even, in the low half. NaN stays NaN.
+inline uint32_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline float from_bf16(uint32_t half) {
+  const uint32_t bits = half << 16;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+// pairs[i] = bf16 of x[2i] below bf16 of x[2i + 1]; n is a multiple of 32.
+inline void to_bf16_pairs(const float *x, uint32_t *pairs, int64_t n) {
+#if defined(__AVX512BF16__)
+  for (int64_t i = 0; i < n; i += 32)
+    _mm512_storeu_si512(pairs + i / 2, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16),
+                                                                    _mm512_loadu_ps(x + i)));
+#else
+  for (int64_t i = 0; i < n; i += 2) pairs[i / 2] = to_bf16(x[i]) | to_bf16(x[i + 1]) << 16;
+#endif
+}
+
+// e^x with a relative error below 2e-7; below -87 it is 0, above 88 e^88.
 inline vf exp(vf x) {
   const vi tiny = x < splat(-87.0f);
-  x = max(x, splat(-87.0f));
+  x = min(max(x, splat(-87.0f)), splat(88.0f));
   const vf magic = splat(12582912.0f);  // adding it rounds to an integer in the low mantissa bits
   const vf shifted = fma(x, splat(1.44269504f), magic);
   const vf n = shifted - magic;

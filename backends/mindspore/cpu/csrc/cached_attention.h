@@ -1,0 +1,356 @@
+// Ragged attention over the fused path's own cache layout, made for the tile product: a block of a
+// KV head holds its keys in groups of 16 with the keys side by side, [group][D / n][16][n], and its
+// values with the dimensions side by side, [block_size / n][D][n], where n is 2 for bf16, 1 for f32.
+//
+// Softmax runs online over 64 keys; 512 keys, counted from the start of the sequence, make a partial
+// result, and partial results are merged in order. Which thread computes which partial result does
+// not matter, so neither the batch nor the threads change a bit.
+#pragma once
+#include "matmul.h"
+
+namespace {
+
+using mindstream::Cache;
+using mindstream::kChunkKeys;
+using mindstream::StackArgs;
+
+constexpr int kHeadDim = 256;  // largest head size
+constexpr int kSpan = 64;      // keys of one softmax step
+
+template <Cache C>
+struct CacheFormat {
+  typedef F32Step Step;
+  static constexpr int kDepth = 1, kBytes = 4;
+};
+template <>
+struct CacheFormat<Cache::kBf16> {
+  typedef Bf16Step Step;
+  static constexpr int kDepth = 2, kBytes = 2;
+};
+
+// Where the blocks of one layer's KV head lie.
+struct HeadCache {
+  char *keys, *values;
+  int64_t block_stride;  // bytes
+};
+
+template <Cache C>
+inline HeadCache head_cache(const StackArgs &s, int64_t layer, int64_t kv_head) {
+  const mindstream::Dims &d = *s.dims;
+  const int64_t head = d.block_size * d.head_dim * CacheFormat<C>::kBytes;
+  const int64_t at = (layer * s.blocks * d.kv_heads + kv_head) * head;
+  return {static_cast<char *>(s.key_cache) + at, static_cast<char *>(s.value_cache) + at,
+          d.kv_heads * head};
+}
+
+template <Cache C>
+inline void write_key(char *block, int64_t offset, const float *x, int64_t dim) {
+  const int64_t group = offset / 16, lane = offset % 16;
+  if constexpr (C == Cache::kF32) {
+    float *to = reinterpret_cast<float *>(block) + group * 16 * dim + lane;
+    for (int64_t d = 0; d < dim; d++) to[d * 16] = x[d];
+  } else {
+    uint32_t pairs[kHeadDim / 2];
+    to_bf16_pairs(x, pairs, dim);
+    uint32_t *to = reinterpret_cast<uint32_t *>(block) + group * 8 * dim + lane;
+    for (int64_t d = 0; d < dim / 2; d++) to[d * 16] = pairs[d];
+  }
+}
+
+template <Cache C>
+inline void write_value(char *block, int64_t offset, const float *x, int64_t dim) {
+  if constexpr (C == Cache::kF32) {
+    memcpy(block + offset * dim * 4, x, dim * 4);
+  } else {
+    uint16_t *to = reinterpret_cast<uint16_t *>(block) + offset / 2 * 2 * dim + offset % 2;
+    for (int64_t d = 0; d < dim; d++) to[2 * d] = (uint16_t)to_bf16(x[d]);
+  }
+}
+
+// x * cos + rotate_half(x) * sin, scaled
+inline void rotate(float *x, const float *cos, const float *sin, int64_t dim, float scale) {
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const vf a = load(x + i), b = load(x + half + i);
+    store(x + i, fma(a, load(cos + i), -(b * load(sin + i))) * splat(scale));
+    store(x + half + i, fma(b, load(cos + half + i), a * load(sin + half + i)) * splat(scale));
+  }
+}
+
+// Norm, rotation and cache write of the rows' queries, keys and values.
+template <Cache C>
+void rotate_and_store(const StackArgs &s, int64_t index, const Team &team) {
+  const mindstream::Dims &d = *s.dims;
+  const mindstream::Layer &layer = s.layers[index];
+  const int64_t dim = d.head_dim, width = (d.heads + 2 * d.kv_heads) * dim;
+  const float scale = 1.0f / sqrtf((float)dim);
+  for (int64_t t = team.rank; t < s.tokens; t += team.size) {
+    float *row = s.qkv + t * width;
+    const float *cos = s.cos + t * dim, *sin = s.sin + t * dim;
+    for (int64_t h = 0; h < d.heads + d.kv_heads; h++) {
+      const bool query = h < d.heads;
+      const float *norm = query ? layer.q_norm : layer.k_norm;
+      if (norm) rms_norm(row + h * dim, norm, row + h * dim, dim, d.eps);
+      rotate(row + h * dim, cos, sin, dim, query ? scale : 1.0f);
+    }
+    if (s.slots[t] < 0) continue;
+    const int64_t block = s.slots[t] / d.block_size, offset = s.slots[t] % d.block_size;
+    for (int64_t h = 0; h < d.kv_heads; h++) {
+      const HeadCache cache = head_cache<C>(s, index, h);
+      write_key<C>(cache.keys + block * cache.block_stride, offset, row + (d.heads + h) * dim, dim);
+      write_value<C>(cache.values + block * cache.block_stride, offset,
+                     row + (d.heads + d.kv_heads + h) * dim, dim);
+    }
+  }
+}
+
+// R rows (query token, head) that read the same keys.
+template <Cache C, int R>
+struct QueryTile {
+  static constexpr int kDepth = CacheFormat<C>::kDepth;
+  typedef typename CacheFormat<C>::Step Step;
+  typename Step::Unit q[R][kHeadDim / kDepth], weights[R][kSpan / kDepth];
+  float scores[R][kSpan], keep[R];
+  float top[R], total[R], out[R][kHeadDim];                    // of the chunk
+  float all_top[R], all_total[R], all_out[R][kHeadDim];  // of the chunks before
+  int64_t seen[R];                                       // keys of each row
+};
+
+struct Merge {
+  float before, now;
+};
+
+// How much each side counts when a partial result joins those before it.
+inline Merge merge_weights(float &top, float &total, float part_top, float part_total) {
+  const float best = larger(top, part_top);
+  const Merge m = {exp(splat(top - best))[0], exp(splat(part_top - best))[0]};
+  top = best;
+  total = total * m.before + part_total * m.now;
+  return m;
+}
+
+inline void merge_values(float *out, const float *part, Merge m, int64_t dim) {
+  for (int64_t i = 0; i < dim; i += kLanes)
+    store(out + i, fma(load(out + i), splat(m.before), load(part + i) * splat(m.now)));
+}
+
+template <Cache C, int R>
+struct Attend {
+  typedef QueryTile<C, R> Tile;
+  typedef typename Tile::Step Step;
+  static constexpr int kDepth = Tile::kDepth, kBytes = CacheFormat<C>::kBytes;
+
+  const HeadCache cache;
+  const int32_t *table;
+  const int64_t block_size, dim;
+  Tile &tile;
+
+  // The 16 keys from `key` on; they lie in one block.
+  char *group(char *base, int64_t key) const {
+    return base + table[key / block_size] * cache.block_stride + key % block_size * dim * kBytes;
+  }
+
+  void scores(int64_t start, int64_t count) const {
+    for (int64_t i = 0; i < count; i += kSlab) {
+      const char *b0 = group(cache.keys, start + i);
+      const char *b1 = i + 16 < count ? group(cache.keys, start + i + 16) : b0;
+      vf c[R][kVecs] = {};
+      multiply<Step, R, kHeadDim / kDepth, 1, false>(&tile.q[0][0], b0, b1, 64, dim / kDepth, c);
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < kVecs; v++) store(tile.scores[r] + i + v * kLanes, c[r][v]);
+    }
+  }
+
+  void softmax(int r, int64_t n) const {
+    float *x = tile.scores[r];
+    if (n <= 0) {
+      memset(tile.weights[r], 0, sizeof(tile.weights[r]));
+      tile.keep[r] = 1;
+      return;
+    }
+    for (int64_t j = n; j < kSpan; j++) x[j] = -INFINITY;
+    vf best = load(x);
+    for (int j = kLanes; j < kSpan; j += kLanes) best = max(best, load(x + j));
+    const float top = larger(tile.top[r], largest(best));
+    vf total = {};
+    for (int j = 0; j < kSpan; j += kLanes) {
+      const vf weight = exp(load(x + j) - splat(top));
+      store(x + j, weight);
+      total += weight;
+    }
+    make_units(x, tile.weights[r], kSpan);
+    tile.keep[r] = exp(splat(tile.top[r] - top))[0];
+    tile.top[r] = top;
+    tile.total[r] = tile.total[r] * tile.keep[r] + sum(total);
+  }
+
+  void add_values(int64_t start, int64_t count) const {
+    for (int64_t d = 0; d < dim; d += kSlab) {
+      vf c[R][kVecs];
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < kVecs; v++)
+          c[r][v] = load(tile.out[r] + d + v * kLanes) * splat(tile.keep[r]);
+      for (int64_t i = 0; i < count; i += 16) {
+        const int64_t keys = smaller<int64_t>(16, count - i), steps = keys / kDepth;
+        const char *b = group(cache.values, start + i) + d * 4;
+        multiply<Step, R, kSpan / kDepth, 1, false>(&tile.weights[0][i / kDepth], b, b + 64, dim * 4,
+                                                    steps, c);
+        if (keys % kDepth != 0) {  // the last pair's second key is not there: its bits may be NaN
+          uint32_t pair[kSlab];
+          memcpy(pair, b + steps * dim * 4, sizeof(pair));
+          for (uint32_t &x : pair) x &= 0xffffu;
+          const char *last = reinterpret_cast<const char *>(pair);
+          multiply<Step, R, kSpan / kDepth, 1, false>(&tile.weights[0][i / kDepth + steps], last,
+                                                      last + 64, 0, 1, c);
+        }
+      }
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < kVecs; v++) store(tile.out[r] + d + v * kLanes, c[r][v]);
+    }
+  }
+
+  // The partial result of keys [begin, end).
+  void chunk(int64_t begin, int64_t end) const {
+    for (int r = 0; r < R; r++) {
+      tile.top[r] = -INFINITY;
+      tile.total[r] = 0;
+      memset(tile.out[r], 0, dim * sizeof(float));
+    }
+    for (int64_t start = begin; start < end; start += kSpan) {
+      const int64_t count = smaller<int64_t>(kSpan, end - start);
+      scores(start, count);
+      for (int r = 0; r < R; r++) softmax(r, smaller<int64_t>(count, tile.seen[r] - start));
+      add_values(start, count);
+    }
+  }
+};
+
+// What one item of work is: some query rows and heads of one sequence, and maybe one chunk of keys.
+struct AttentionItem {
+  int64_t sequence, first_token;  // first_token: of the tile, among all rows
+  int64_t rows, first_head, heads;
+  int64_t seen;   // keys the first row sees
+  int64_t chunk;  // -1: all
+};
+
+template <Weights W, Cache C, int R>
+void attend_item(const StackArgs &s, int64_t layer, const AttentionItem &item, int64_t tile_height) {
+  const mindstream::Dims &d = *s.dims;
+  const int64_t dim = d.head_dim, width = (d.heads + 2 * d.kv_heads) * dim;
+  QueryTile<C, R> tile;
+  for (int r = 0; r < R; r++) {
+    const int64_t token = item.first_token + r / item.heads, head = item.first_head + r % item.heads;
+    make_units(s.qkv + token * width + head * dim, tile.q[r], dim);
+    tile.seen[r] = item.seen + r / item.heads;
+    tile.all_top[r] = -INFINITY;
+    tile.all_total[r] = 0;
+    memset(tile.all_out[r], 0, dim * sizeof(float));
+  }
+  const HeadCache cache = head_cache<C>(s, layer, item.first_head / (d.heads / d.kv_heads));
+  const Attend<C, R> attend = {cache, s.block_tables + item.sequence * s.table_width, d.block_size, dim,
+                               tile};
+  const int64_t end = tile.seen[R - 1];
+  if (item.chunk >= 0) {
+    attend.chunk(item.chunk * kChunkKeys, smaller(end, (item.chunk + 1) * kChunkKeys));
+    for (int r = 0; r < R; r++) {
+      const int64_t token = item.first_token + r / item.heads, head = item.first_head + r % item.heads;
+      float *to = s.partials + ((token * d.heads + head) * s.chunks + item.chunk) * (dim + 2);
+      to[0] = tile.top[r];
+      to[1] = tile.total[r];
+      memcpy(to + 2, tile.out[r], dim * sizeof(float));
+    }
+    return;
+  }
+  for (int64_t begin = 0; begin < end; begin += kChunkKeys) {
+    attend.chunk(begin, smaller(end, begin + kChunkKeys));
+    for (int r = 0; r < R; r++) {
+      if (tile.seen[r] <= begin) continue;
+      const Merge m = merge_weights(tile.all_top[r], tile.all_total[r], tile.top[r], tile.total[r]);
+      merge_values(tile.all_out[r], tile.out[r], m, dim);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    const int64_t token = item.first_token + r / item.heads, head = item.first_head + r % item.heads;
+    const vf inverse = splat(1.0f / tile.all_total[r]);
+    for (int64_t i = 0; i < dim; i += kLanes) store(tile.all_out[r] + i, load(tile.all_out[r] + i) * inverse);
+    put_values<W>(s.narrow, token, tile_height, d.heads * dim, head * dim, tile.all_out[r], dim);
+  }
+}
+
+template <Weights W, Cache C>
+void attend_rows(const StackArgs &s, int64_t layer, const AttentionItem &item, int64_t height) {
+  switch (item.rows * item.heads) {
+    case 1: return attend_item<W, C, 1>(s, layer, item, height);
+    case 2: return attend_item<W, C, 2>(s, layer, item, height);
+    case 3: return attend_item<W, C, 3>(s, layer, item, height);
+#if defined(__AVX512F__)
+    case 4: return attend_item<W, C, 4>(s, layer, item, height);
+    case 5: return attend_item<W, C, 5>(s, layer, item, height);
+    case 6: return attend_item<W, C, 6>(s, layer, item, height);
+    case 7: return attend_item<W, C, 7>(s, layer, item, height);
+    case 8: return attend_item<W, C, 8>(s, layer, item, height);
+    case 9: return attend_item<W, C, 9>(s, layer, item, height);
+    case 10: return attend_item<W, C, 10>(s, layer, item, height);
+    case 11: return attend_item<W, C, 11>(s, layer, item, height);
+    case 12: return attend_item<W, C, 12>(s, layer, item, height);
+#endif
+  }
+}
+
+// The partial results of split rows, merged in the order of the keys.
+template <Weights W>
+void merge_split(const StackArgs &s, int64_t height, const Team &team) {
+  const mindstream::Dims &d = *s.dims;
+  const int64_t dim = d.head_dim;
+  int64_t first = 0;
+  for (int64_t b = 0; b < s.sequences; first += s.q_lens[b++])
+    for (int64_t i = team.rank; i < s.q_lens[b] * d.heads; i += team.size) {
+      const int64_t token = first + i / d.heads, head = i % d.heads;
+      const int64_t seen = s.kv_lens[b] - s.q_lens[b] + i / d.heads + 1;
+      float top = -INFINITY, total = 0, out[kHeadDim] = {};
+      for (int64_t c = 0; c * kChunkKeys < seen; c++) {
+        const float *part = s.partials + ((token * d.heads + head) * s.chunks + c) * (dim + 2);
+        const Merge m = merge_weights(top, total, part[0], part[1]);
+        merge_values(out, part + 2, m, dim);
+      }
+      const vf inverse = splat(1.0f / total);
+      for (int64_t j = 0; j < dim; j += kLanes) store(out + j, load(out + j) * inverse);
+      put_values<W>(s.narrow, token, height, d.heads * dim, head * dim, out, dim);
+    }
+}
+
+// All rows' attention into s.narrow. Every thread calls it; a barrier must follow.
+template <Weights W, Cache C>
+void cached_attention(const StackArgs &s, int64_t layer, int64_t height, const Team &team) {
+  const mindstream::Dims &d = *s.dims;
+  const int64_t per_kv = d.heads / d.kv_heads, heads = smaller<int64_t>(per_kv, kTile);
+  const int64_t parts = (per_kv + heads - 1) / heads, rows = kTile / heads;
+  int64_t wanted = team.next(INT64_MAX), before = 0, first_token = 0;
+  for (int64_t b = 0; b < s.sequences; b++) {
+    const int64_t tiles = (s.q_lens[b] + rows - 1) / rows;
+    const int64_t chunks = s.chunks ? (s.kv_lens[b] + kChunkKeys - 1) / kChunkKeys : 1;
+    const int64_t columns = d.kv_heads * parts * chunks, items = tiles * columns;
+    for (; wanted < before + items; wanted = team.next(INT64_MAX)) {
+      // The last rows see the most keys: they come first, so that no long item is left to the end.
+      const int64_t tile = tiles - 1 - (wanted - before) / columns, column = (wanted - before) % columns;
+      const int64_t part = column / chunks % parts, kv_head = column / chunks / parts;
+      AttentionItem item;
+      item.sequence = b;
+      item.first_token = first_token + tile * rows;
+      item.rows = smaller<int64_t>(rows, s.q_lens[b] - tile * rows);
+      item.first_head = kv_head * per_kv + part * heads;
+      item.heads = smaller<int64_t>(heads, per_kv - part * heads);
+      item.seen = s.kv_lens[b] - s.q_lens[b] + tile * rows + 1;
+      item.chunk = s.chunks ? column % chunks : -1;
+      if (item.chunk * kChunkKeys < item.seen + item.rows - 1) attend_rows<W, C>(s, layer, item, height);
+    }
+    before += items;
+    first_token += s.q_lens[b];
+  }
+  if (s.chunks) {
+    team.barrier();
+    merge_split<W>(s, height, team);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,75 @@
+// The C interface of loading and settings; ctypes calls it from fused_model.py and library.py.
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+#include "model.h"
+#include "threads.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+thread_local std::string last_error;
+
+// Runs `action`; what it throws becomes the text of mindstream_error and the result `failed`.
+template <class Action, class Result>
+Result guarded(Action action, Result failed) {
+  try {
+    return action();
+  } catch (const std::exception &error) {
+    last_error = error.what();
+    return failed;
+  }
+}
+
+}  // namespace
+
+// Why the last call on this thread failed.
+EXPORT const char *mindstream_error() { return last_error.c_str(); }
+
+// sizes: layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size, weights (0 bf16,
+// 1 int8, 2 float32), cache (0 float32, 1 bf16). Returns the model's number, or 0.
+EXPORT int64_t mindstream_model_create(const int64_t *sizes, float eps) {
+  return guarded(
+      [&] {
+        mindstream::Dims d = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], eps,
+                              static_cast<mindstream::Weights>(sizes[8]), static_cast<mindstream::Cache>(sizes[9])};
+        return mindstream::add_model(std::make_unique<mindstream::Model>(d));
+      },
+      int64_t{0});
+}
+
+// One tensor, row-major [rows, columns] of type 0 float32, 1 bf16 or 2 float16. Returns 0 or an error.
+EXPORT int mindstream_model_put(int64_t handle, int64_t layer, int what, const void *data, int type,
+                                int64_t rows, int64_t columns) {
+  return guarded(
+      [&] {
+        mindstream::Model *model = mindstream::find_model(handle);
+        if (!model) throw std::invalid_argument("no such model");
+        const mindstream::Source source = {data, static_cast<mindstream::SourceType>(type), rows, columns};
+        model->put(layer, static_cast<mindstream::Tensor>(what), source);
+        return 0;
+      },
+      1);
+}
+
+// Checks that nothing is missing. Returns 0 or an error.
+EXPORT int mindstream_model_finish(int64_t handle) {
+  return guarded(
+      [&] {
+        mindstream::Model *model = mindstream::find_model(handle);
+        if (!model) throw std::invalid_argument("no such model");
+        model->finish();
+        return 0;
+      },
+      1);
+}
+
+EXPORT void mindstream_model_free(int64_t handle) { mindstream::remove_model(handle); }
+
+// Threads of the kernels; 0: one a core. Takes effect at the next operator.
+EXPORT void mindstream_set_threads(int count) { mindstream::set_threads(count); }
+EXPORT int mindstream_threads() { return mindstream::thread_count(); }
+// The instruction set in use: portable, avx2, avx512 or avx512bf16.
+EXPORT const char *mindstream_isa() { return mindstream::kernels().name; }

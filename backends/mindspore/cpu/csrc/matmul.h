@@ -1,0 +1,100 @@
+// Matrix products over the packed weights: work is claimed slab by slab, so that a thread that lost
+// its core for a while holds nobody up.
+#pragma once
+#include "rows.h"
+
+namespace {
+
+using mindstream::Matrix;
+
+template <Weights W, int R>
+INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_t slab, vf (&c)[R][kVecs]) {
+  typedef typename Format<W>::Unit Unit;
+  const int64_t steps = step_count<W>(m.depth);
+  const Unit *a = static_cast<const Unit *>(rows.units) + tile * steps * R;
+  const char *b = static_cast<const char *>(m.data) + slab * steps * kSlab * 4;
+  if constexpr (W == Weights::kInt8) {
+    const int64_t groups = group_count(m.depth), at = tile * groups * R;
+    multiply_int8<R>(a, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);
+  } else {
+    multiply<typename Format<W>::Step, R, 1, R, true>(a, b, b + kSlab * 2, kSlab * 4, steps, c);
+  }
+}
+
+// Calls out(row, slab, columns) with the 32 columns of every slab; for one (row, slab) only once.
+template <Weights W, int R, class Out>
+void matmul_tiles(const Matrix &m, const Rows &rows, int64_t count, const Team &team, const Out &out) {
+  const int64_t tiles = (count + R - 1) / R, slabs = m.slabs();
+  const int64_t wanted = (4 * team.size + slabs - 1) / slabs;
+  const int64_t parts = smaller<int64_t>(wanted, tiles);
+  for (int64_t item; (item = team.next(slabs * parts)) >= 0;) {
+    const int64_t slab = item / parts, part = item % parts;
+    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
+      vf c[R][kVecs] = {};
+      slab_product<W, R>(m, rows, t, slab, c);
+      for (int r = 0; r < R && t * R + r < count; r++) out(t * R + r, slab, c[r]);
+    }
+  }
+}
+
+template <Weights W, class Out>
+void matmul(const Matrix &m, const Rows &rows, int64_t count, const Team &team, const Out &out) {
+  switch (tile_rows(count, kTile)) {
+    case 1: return matmul_tiles<W, 1>(m, rows, count, team, out);
+    case 2: return matmul_tiles<W, 2>(m, rows, count, team, out);
+    case 3: return matmul_tiles<W, 3>(m, rows, count, team, out);
+#if defined(__AVX512F__)
+    case 4: return matmul_tiles<W, 4>(m, rows, count, team, out);
+    case 5: return matmul_tiles<W, 5>(m, rows, count, team, out);
+    case 6: return matmul_tiles<W, 6>(m, rows, count, team, out);
+    case 7: return matmul_tiles<W, 7>(m, rows, count, team, out);
+    case 8: return matmul_tiles<W, 8>(m, rows, count, team, out);
+    case 9: return matmul_tiles<W, 9>(m, rows, count, team, out);
+    case 10: return matmul_tiles<W, 10>(m, rows, count, team, out);
+    case 11: return matmul_tiles<W, 11>(m, rows, count, team, out);
+    case 12: return matmul_tiles<W, 12>(m, rows, count, team, out);
+#endif
+  }
+}
+
+// out[row, column] = product (+ bias), for columns that exist.
+struct StoreOut {
+  float *out;
+  int64_t columns;
+  const float *bias;
+  void operator()(int64_t row, int64_t slab, const vf (&c)[kVecs]) const {
+    float *to = out + row * columns + slab * kSlab;
+    float part[kSlab];
+    for (int v = 0; v < kVecs; v++)
+      store(part + v * kLanes, bias ? c[v] + load(bias + slab * kSlab + v * kLanes) : c[v]);
+    memcpy(to, part, smaller<int64_t>(kSlab, columns - slab * kSlab) * sizeof(float));
+  }
+};
+
+// hidden[row, column] += product
+struct AddOut {
+  float *hidden;
+  int64_t columns;
+  void operator()(int64_t row, int64_t slab, const vf (&c)[kVecs]) const {
+    float *to = hidden + row * columns + slab * kSlab;
+    for (int v = 0; v < kVecs; v++) store(to + v * kLanes, load(to + v * kLanes) + c[v]);
+  }
+};
+
+// silu(gate) * up of 16 columns each, as activations of the next product
+template <Weights W>
+struct SwigluOut {
+  Rows rows;
+  int64_t tile, depth;
+  void operator()(int64_t row, int64_t slab, const vf (&c)[kVecs]) const {
+    constexpr int half = kVecs / 2 ? kVecs / 2 : 1;
+    float x[kSlab / 2];
+    for (int v = 0; v < half; v++) {
+      const vf gate = c[v], up = c[v + half];
+      store(x + v * kLanes, gate / (splat(1.0f) + exp(-gate)) * up);
+    }
+    put_values<W>(rows, row, tile, depth, slab * kSlab / 2, x, kSlab / 2);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,211 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+#include "threads.h"
+
+namespace mindstream {
+namespace {
+
+void require(bool holds, const std::string &what, int64_t given) {
+  if (!holds) throw std::invalid_argument(what + ", given " + std::to_string(given));
+}
+
+uint32_t bit(Tensor what) { return 1u << static_cast<int>(what); }
+
+const char *const kNames[] = {"embedding", "head", "final norm", "input norm", "post norm", "query", "key", "value",
+                              "output", "gate", "up", "down"};
+
+}  // namespace
+
+Model::Model(const Dims &dims) : dims_(dims) {
+  require(dims.layers > 0 && dims.layers < 4096, "layers must be 1 to 4095", dims.layers);
+  require(dims.hidden > 0 && dims.hidden % 32 == 0 && dims.hidden <= 32768, "hidden size must be a multiple of 32 up to 32768", dims.hidden);
+  require(dims.intermediate > 0 && dims.intermediate % 32 == 0 && dims.intermediate <= 32768, "intermediate size must be a multiple of 32 up to 32768", dims.intermediate);
+  require(dims.head_dim > 0 && dims.head_dim % 32 == 0 && dims.head_dim <= 256, "head size must be a multiple of 32 up to 256", dims.head_dim);
+  require(dims.kv_heads > 0 && dims.heads > 0 && dims.heads % dims.kv_heads == 0, "heads must be a multiple of the KV heads", dims.heads);
+  require(dims.heads * dims.head_dim <= 32768, "all heads together must be at most 32768 wide", dims.heads * dims.head_dim);
+  require(dims.block_size > 0 && dims.block_size % 16 == 0, "block size must be a multiple of 16", dims.block_size);
+  require(dims.vocab > 0, "vocabulary must have a token", dims.vocab);
+  const int64_t attended = dims.heads * dims.head_dim, kv = dims.kv_heads * dims.head_dim;
+  for (int64_t i = 0; i < dims.layers; i++) {
+    auto layer = std::make_unique<LayerData>();
+    layer->qkv.allocate(attended + 2 * kv, dims.hidden, dims.weights);
+    layer->out.allocate(dims.hidden, attended, dims.weights);
+    layer->gate_up.allocate(2 * dims.intermediate, dims.hidden, dims.weights);
+    layer->down.allocate(dims.hidden, dims.intermediate, dims.weights);
+    data_.push_back(std::move(layer));
+  }
+  head_.allocate(dims.vocab, dims.hidden, dims.weights);
+}
+
+void Model::put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total) {
+  require(source.rows * source.columns == size, "a vector of " + std::to_string(size) + " values is wanted", source.rows * source.columns);
+  to.reserve(static_cast<size_t>(total) * sizeof(float));
+  const Source row = {source.data, source.type, 1, size};
+  row.read(0, to.as<float>() + first);
+}
+
+void Model::put_global(Tensor what, const Source &source) {
+  const int64_t hidden = dims_.hidden;
+  if (what == Tensor::kFinalNorm) return put_vector(final_norm_, source, hidden, 0, hidden);
+  require(source.columns == hidden, "rows of " + std::to_string(hidden) + " values are wanted", source.columns);
+  require(source.rows == dims_.vocab, "a row for each of " + std::to_string(dims_.vocab) + " tokens is wanted", source.rows);
+  if (what == Tensor::kHead) {
+    head_.pack(source, Place::kBehind, 0);
+    has_head_ = true;
+    return;
+  }
+  embedding_.reserve(static_cast<size_t>(dims_.vocab * hidden) * sizeof(float) / (dims_.weights == Weights::kF32 ? 1 : 2));
+  std::vector<float> row(static_cast<size_t>(hidden));
+  for (int64_t i = 0; i < dims_.vocab; i++) {
+    source.read(i, row.data());
+    if (dims_.weights == Weights::kF32)
+      std::memcpy(embedding_.as<float>() + i * hidden, row.data(), row.size() * sizeof(float));
+    else
+      for (int64_t k = 0; k < hidden; k++) embedding_.as<uint16_t>()[i * hidden + k] = round_bf16(row[static_cast<size_t>(k)]);
+  }
+}
+
+void Model::put(int64_t index, Tensor what, const Source &source) {
+  if (what <= Tensor::kFinalNorm) return put_global(what, source);
+  require(index >= 0 && index < dims_.layers, "layer must be below " + std::to_string(dims_.layers), index);
+  LayerData &layer = *data_[static_cast<size_t>(index)];
+  const int64_t attended = dims_.heads * dims_.head_dim, kv = dims_.kv_heads * dims_.head_dim, all = attended + 2 * kv;
+  const auto matrix = [&](PackedMatrix &to, Place place, int64_t first, int64_t rows) {
+    require(source.rows == rows, "a weight of " + std::to_string(rows) + " rows is wanted", source.rows);
+    require(source.columns == to.matrix.depth, "a weight of " + std::to_string(to.matrix.depth) + " columns is wanted", source.columns);
+    to.pack(source, place, first);
+  };
+  switch (what) {
+    case Tensor::kInputNorm: put_vector(layer.input_norm, source, dims_.hidden, 0, dims_.hidden); break;
+    case Tensor::kPostNorm: put_vector(layer.post_norm, source, dims_.hidden, 0, dims_.hidden); break;
+    case Tensor::kQuery: matrix(layer.qkv, Place::kBehind, 0, attended); break;
+    case Tensor::kKey: matrix(layer.qkv, Place::kBehind, attended, kv); break;
+    case Tensor::kValue: matrix(layer.qkv, Place::kBehind, attended + kv, kv); break;
+    case Tensor::kOut: matrix(layer.out, Place::kBehind, 0, dims_.hidden); break;
+    case Tensor::kGate: matrix(layer.gate_up, Place::kGate, 0, dims_.intermediate); break;
+    case Tensor::kUp: matrix(layer.gate_up, Place::kUp, 0, dims_.intermediate); break;
+    case Tensor::kDown: matrix(layer.down, Place::kBehind, 0, dims_.hidden); break;
+    case Tensor::kQueryBias: put_vector(layer.qkv_bias, source, attended, 0, all); break;
+    case Tensor::kKeyBias: put_vector(layer.qkv_bias, source, kv, attended, all); break;
+    case Tensor::kValueBias: put_vector(layer.qkv_bias, source, kv, attended + kv, all); break;
+    case Tensor::kQueryNorm: put_vector(layer.q_norm, source, dims_.head_dim, 0, dims_.head_dim); break;
+    case Tensor::kKeyNorm: put_vector(layer.k_norm, source, dims_.head_dim, 0, dims_.head_dim); break;
+    default: require(false, "unknown tensor", static_cast<int64_t>(what));
+  }
+  layer.present |= bit(what);
+}
+
+void Model::finish() {
+  if (!final_norm_) throw std::invalid_argument("the checkpoint has no final norm");
+  if (!has_head_) throw std::invalid_argument("the checkpoint has neither a head nor tied embeddings");
+  if (!embedding_ && dims_.weights == Weights::kInt8) throw std::invalid_argument("the checkpoint has no embedding");
+  layers_.clear();
+  for (size_t i = 0; i < data_.size(); i++) {
+    LayerData &d = *data_[i];
+    for (int what = static_cast<int>(Tensor::kInputNorm); what <= static_cast<int>(Tensor::kDown); what++)
+      if (!(d.present >> what & 1)) throw std::invalid_argument("layer " + std::to_string(i) + " has no " + kNames[what] + " weight");
+    Layer layer;
+    layer.input_norm = d.input_norm.as<float>();
+    layer.post_norm = d.post_norm.as<float>();
+    layer.q_norm = d.q_norm.as<float>();
+    layer.k_norm = d.k_norm.as<float>();
+    layer.qkv_bias = d.qkv_bias.as<float>();
+    layer.qkv = d.qkv.matrix;
+    layer.out = d.out.matrix;
+    layer.gate_up = d.gate_up.matrix;
+    layer.down = d.down.matrix;
+    layers_.push_back(layer);
+  }
+}
+
+void Model::embed(const int32_t *ids, int64_t count, float *out) const {
+  const int64_t hidden = dims_.hidden;
+  const SourceType type = dims_.weights == Weights::kF32 ? SourceType::kF32 : SourceType::kBf16;
+  const Source table = {embedding_.as<void>(), type, dims_.vocab, hidden};
+  for (int64_t i = 0; i < count; i++)
+    if (embedding_)
+      table.read(ids[i], out + i * hidden);
+    else
+      head_.read(ids[i], out + i * hidden);
+}
+
+void Model::reserve_rows(Rows &rows, Memory *memory, int64_t count, int64_t depth) const {
+  const Kernels &k = kernels();
+  const size_t padded = static_cast<size_t>((count + k.tile) / k.tile * k.tile + k.tile);
+  const size_t groups = static_cast<size_t>((depth + kGroup - 1) / kGroup);
+  memory[0].reserve(padded * k.row_bytes(dims_.weights, depth));
+  rows.units = memory[0].as<void>();
+  if (dims_.weights != Weights::kInt8) return;
+  memory[1].reserve(padded * static_cast<size_t>(depth) * sizeof(float));
+  memory[2].reserve(padded * groups * sizeof(float));
+  memory[3].reserve(padded * groups * sizeof(int32_t));
+  rows.staging = memory[1].as<float>();
+  rows.scales = memory[2].as<float>();
+  rows.offsets = memory[3].as<int32_t>();
+}
+
+// With less work than threads a long context is split among them.
+void Model::choose_split(StackArgs &args) const {
+  const int64_t per_kv = dims_.heads / dims_.kv_heads, heads = std::min<int64_t>(per_kv, kernels().tile);
+  const int64_t rows = kernels().tile / heads;
+  int64_t items = 0, longest = 0;
+  for (int64_t b = 0; b < args.sequences; b++) {
+    items += (args.q_lens[b] + rows - 1) / rows * dims_.kv_heads * ((per_kv + heads - 1) / heads);
+    longest = std::max<int64_t>(longest, args.kv_lens[b]);
+  }
+  args.chunks = items < 4 * thread_count() && longest > kChunkKeys ? (longest + kChunkKeys - 1) / kChunkKeys : 0;
+}
+
+void Model::run(StackArgs &args) {
+  const int64_t attended = dims_.heads * dims_.head_dim;
+  args.dims = &dims_;
+  args.layers = layers_.data();
+  args.final_norm = final_norm_.as<float>();
+  choose_split(args);
+  qkv_.reserve(static_cast<size_t>(args.tokens * (attended + 2 * dims_.kv_heads * dims_.head_dim)) * sizeof(float));
+  partials_.reserve(static_cast<size_t>(args.tokens * dims_.heads * args.chunks * (dims_.head_dim + 2)) * sizeof(float));
+  reserve_rows(args.narrow, narrow_, args.tokens, std::max(dims_.hidden, attended));
+  reserve_rows(args.wide, wide_, args.tokens, dims_.intermediate);
+  args.qkv = qkv_.as<float>();
+  args.partials = partials_.as<float>();
+  run_parallel([](const Team &team, void *context) { kernels().stack(*static_cast<StackArgs *>(context), team); }, &args);
+}
+
+void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits) {
+  HeadArgs args = {&head_.matrix, hidden, rows, count, logits, {}};
+  reserve_rows(args.acts, head_rows_, count, dims_.hidden);
+  run_parallel([](const Team &team, void *context) { kernels().head(*static_cast<HeadArgs *>(context), team); }, &args);
+}
+
+namespace {
+
+std::mutex registry_lock;
+std::map<int64_t, std::unique_ptr<Model>> registry;
+int64_t last_handle = 0;
+
+}  // namespace
+
+int64_t add_model(std::unique_ptr<Model> model) {
+  std::lock_guard<std::mutex> lock(registry_lock);
+  registry[++last_handle] = std::move(model);
+  return last_handle;
+}
+
+Model *find_model(int64_t handle) {
+  std::lock_guard<std::mutex> lock(registry_lock);
+  const auto found = registry.find(handle);
+  return found == registry.end() ? nullptr : found->second.get();
+}
+
+void remove_model(int64_t handle) {
+  std::lock_guard<std::mutex> lock(registry_lock);
+  registry.erase(handle);
+}
+
+}  // namespace mindstream

@@ -1,0 +1,137 @@
+#include "packing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "threads.h"
+
+namespace mindstream {
+
+uint16_t round_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+namespace {
+
+float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, mantissa = half & 0x3ff;
+  if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);
+  if (exponent != 0) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+  const float tiny = static_cast<float>(mantissa) * 5.9604645e-8f;
+  return sign ? -tiny : tiny;
+}
+
+int64_t groups(int64_t depth) { return (depth + kGroup - 1) / kGroup; }
+
+void pack_bf16(const Matrix &m, int64_t column, const float *x) {
+  uint16_t *to = static_cast<uint16_t *>(m.data) + (column / kSlab * (m.depth / 2) * kSlab + column % kSlab) * 2;
+  for (int64_t k = 0; k < m.depth; k += 2, to += 2 * kSlab) {
+    to[0] = round_bf16(x[k]);
+    to[1] = round_bf16(x[k + 1]);
+  }
+}
+
+void pack_f32(const Matrix &m, int64_t column, const float *x) {
+  float *to = static_cast<float *>(m.data) + column / kSlab * m.depth * kSlab + column % kSlab;
+  for (int64_t k = 0; k < m.depth; k++, to += kSlab) *to = x[k];
+}
+
+void pack_int8(const Matrix &m, int64_t column, const float *x) {
+  const int64_t count = groups(m.depth), slab = column / kSlab, lane = column % kSlab;
+  uint8_t *to = static_cast<uint8_t *>(m.data) + (slab * count * (kGroup / 4) * kSlab + lane) * 4;
+  for (int64_t g = 0; g < count; g++, x += kGroup) {
+    const int64_t used = std::min<int64_t>(kGroup, m.depth - g * kGroup);
+    float most = 0;
+    for (int64_t i = 0; i < used; i++) most = std::max(most, std::fabs(x[i]));
+    const float scale = most / 127.0f, inverse = most > 0 ? 127.0f / most : 0.0f;
+    m.scales[(slab * count + g) * kSlab + lane] = scale;
+    for (int64_t i = 0; i < kGroup; i += 4, to += kSlab * 4)
+      for (int64_t j = 0; j < 4; j++)
+        to[j] = static_cast<uint8_t>(i + j < used ? std::lrint(x[i + j] * inverse) + 128 : 128);
+  }
+}
+
+struct PackJob {
+  const Matrix *matrix;
+  const Source *source;
+  Place place;
+  int64_t first;
+
+  int64_t column(int64_t row) const {
+    if (place == Place::kBehind) return first + row;
+    return row / 16 * kSlab + row % 16 + (place == Place::kUp ? 16 : 0);
+  }
+};
+
+void pack_rows(const Team &team, void *context) {
+  const PackJob &job = *static_cast<PackJob *>(context);
+  const Matrix &m = *job.matrix;
+  std::vector<float> x(static_cast<size_t>(m.depth + kGroup));
+  // Rows that end up in one slab stay on one thread: they share cache lines.
+  const int64_t parts = (job.source->rows + kSlab - 1) / kSlab;
+  for (int64_t part; (part = team.next(parts)) >= 0;)
+    for (int64_t row = part * kSlab; row < std::min(job.source->rows, (part + 1) * kSlab); row++) {
+      job.source->read(row, x.data());
+      const int64_t column = job.column(row);
+      if (m.kind == Weights::kBf16) pack_bf16(m, column, x.data());
+      if (m.kind == Weights::kF32) pack_f32(m, column, x.data());
+      if (m.kind == Weights::kInt8) pack_int8(m, column, x.data());
+    }
+}
+
+}  // namespace
+
+void Source::read(int64_t row, float *to) const {
+  const int64_t at = row * columns;
+  if (type == SourceType::kF32) {
+    std::memcpy(to, static_cast<const float *>(data) + at, static_cast<size_t>(columns) * 4);
+    return;
+  }
+  const uint16_t *from = static_cast<const uint16_t *>(data) + at;
+  for (int64_t i = 0; i < columns; i++)
+    to[i] = type == SourceType::kBf16 ? from_bits(static_cast<uint32_t>(from[i]) << 16) : half_to_float(from[i]);
+}
+
+void PackedMatrix::allocate(int64_t columns, int64_t depth, Weights kind) {
+  matrix.columns = columns;
+  matrix.depth = depth;
+  matrix.kind = kind;
+  const size_t slabs = static_cast<size_t>(matrix.slabs());
+  if (kind == Weights::kInt8) {
+    data.reserve(slabs * static_cast<size_t>(groups(depth)) * kGroup * kSlab);
+    scales.reserve(slabs * static_cast<size_t>(groups(depth)) * kSlab * 4);
+  } else {
+    data.reserve(slabs * static_cast<size_t>(depth) * kSlab * (kind == Weights::kF32 ? 4 : 2));
+  }
+  matrix.data = data.as<void>();
+  matrix.scales = scales.as<float>();
+}
+
+void PackedMatrix::pack(const Source &source, Place place, int64_t first) {
+  PackJob job = {&matrix, &source, place, first};
+  run_parallel(pack_rows, &job);
+}
+
+void PackedMatrix::read(int64_t column, float *to) const {
+  const int64_t slab = column / kSlab, lane = column % kSlab, depth = matrix.depth;
+  if (matrix.kind == Weights::kF32) {
+    const float *from = static_cast<const float *>(matrix.data) + slab * depth * kSlab + lane;
+    for (int64_t k = 0; k < depth; k++) to[k] = from[k * kSlab];
+    return;
+  }
+  const uint16_t *from = static_cast<const uint16_t *>(matrix.data) + (slab * (depth / 2) * kSlab + lane) * 2;
+  for (int64_t k = 0; k < depth; k++) to[k] = from_bits(static_cast<uint32_t>(from[k / 2 * kSlab * 2 + k % 2]) << 16);
+}
+
+}  // namespace mindstream

@@ -1,0 +1,156 @@
+// Activations on their way into a matrix product: normalised, and put into the product's format.
+#pragma once
+#include <math.h>
+
+#include "isa.h"
+#include "threads.h"
+#include "tile.h"
+
+namespace {
+
+using mindstream::Rows;
+using mindstream::Team;
+using mindstream::Weights;
+using mindstream::tile_rows;
+
+constexpr int64_t kMaxDepth = 32768;  // of a product whose rows are normalised or quantised here
+
+template <Weights W>
+struct Format;
+template <>
+struct Format<Weights::kF32> {
+  typedef F32Step Step;
+  typedef F32Step::Unit Unit;
+  static constexpr int kDepth = 1;
+};
+template <>
+struct Format<Weights::kBf16> {
+  typedef Bf16Step Step;
+  typedef Bf16Step::Unit Unit;
+  static constexpr int kDepth = 2;
+};
+template <>
+struct Format<Weights::kInt8> {
+  typedef Int8Unit Unit;
+  static constexpr int kDepth = 4;
+};
+
+inline int64_t group_count(int64_t depth) { return (depth + kGroup - 1) / kGroup; }
+
+template <Weights W>
+inline int64_t step_count(int64_t depth) {
+  return W == Weights::kInt8 ? group_count(depth) * kGroup / 4 : depth / Format<W>::kDepth;
+}
+
+inline void make_units(const float *x, float *units, int64_t n) { memcpy(units, x, n * sizeof(float)); }
+inline void make_units(const float *x, Bf16Pair *units, int64_t n) { memcpy(units, x, n * sizeof(float)); }
+inline void make_units(const float *x, uint32_t *units, int64_t n) { to_bf16_pairs(x, units, n); }
+
+// Values [first, first + n) of a row; n and first are multiples of 16, and of 32 for a whole row.
+template <Weights W>
+inline void put_values(const Rows &rows, int64_t row, int64_t tile, int64_t depth, int64_t first,
+                       const float *x, int64_t n) {
+  if constexpr (W == Weights::kInt8) {
+    memcpy(rows.staging + row * depth + first, x, n * sizeof(float));
+  } else {
+    typedef typename Format<W>::Unit Unit;
+    constexpr int d = Format<W>::kDepth;
+    const int64_t steps = step_count<W>(depth);
+    Unit *to = static_cast<Unit *>(rows.units) + (row / tile * steps + first / d) * tile + row % tile;
+    Unit part[64 / d];
+    for (int64_t i = 0; i < n; i += 64) {
+      const int64_t count = smaller<int64_t>(64, n - i);
+      if (count % 32 != 0) {
+        float padded[64] = {};
+        memcpy(padded, x + i, count * sizeof(float));
+        make_units(padded, part, (count + 31) / 32 * 32);
+      } else {
+        make_units(x + i, part, count);
+      }
+      for (int64_t s = 0; s < count / d; s++, to += tile) *to = part[s];
+    }
+  }
+}
+
+// One row to int8 with one scale a group. `x` has room for whole groups and is padded here.
+inline void quantize_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, float *x) {
+  const int64_t groups = group_count(depth), at = row / tile * groups * tile + row % tile;
+  Int8Unit *to = static_cast<Int8Unit *>(rows.units) + (row / tile * groups * 16) * tile + row % tile;
+  for (int64_t i = depth; i < groups * kGroup; i++) x[i] = 0;
+  for (int64_t g = 0; g < groups; g++, x += kGroup) {
+#if defined(__AVX512VNNI__)
+    __m512 most = _mm512_setzero_ps();
+    for (int i = 0; i < kGroup; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+    const float scale = _mm512_reduce_max_ps(most) / 127.0f;
+    const __m512 inverse = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
+    __m512i total = _mm512_setzero_si512();
+    int32_t words[16];
+    for (int i = 0; i < kGroup; i += 16) {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), inverse));
+      total = _mm512_add_epi32(total, q);
+      _mm_storeu_si128(reinterpret_cast<__m128i *>(words + i / 4), _mm512_cvtsepi32_epi8(q));
+    }
+    rows.scales[at + g * tile] = scale;
+    // The weights carry 128 too much.
+    rows.offsets[at + g * tile] = -128 * _mm512_reduce_add_epi32(total);
+    for (int s = 0; s < 16; s++, to += tile) *to = (uint32_t)words[s];
+#else
+    (void)at;
+    for (int s = 0; s < 16; s++, to += tile) memcpy(to->x, x + 4 * s, sizeof(to->x));
+#endif
+  }
+}
+
+template <Weights W>
+inline void put_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, float *x) {
+  if constexpr (W == Weights::kInt8)
+    quantize_row(rows, row, tile, depth, x);
+  else
+    put_values<W>(rows, row, tile, depth, 0, x, depth);
+}
+
+// What put_values left in staging becomes units. Nothing to do for other formats.
+template <Weights W>
+inline void finish_rows(const Rows &rows, int64_t count, int64_t tile, int64_t depth, const Team &team) {
+  if constexpr (W == Weights::kInt8) {
+    float x[kMaxDepth + kGroup];
+    for (int64_t row = team.rank; row < count; row += team.size) {
+      memcpy(x, rows.staging + row * depth, depth * sizeof(float));
+      quantize_row(rows, row, tile, depth, x);
+    }
+    team.barrier();
+  }
+}
+
+// y = x / rms(x) * weight, the mean in a fixed order.
+inline void rms_norm(const float *x, const float *weight, float *y, int64_t n, float eps) {
+  vf squares = {};
+  for (int64_t i = 0; i < n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  const vf scale = splat(1.0f / sqrtf(sum(squares) / (float)n + eps));
+  for (int64_t i = 0; i < n; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
+}
+
+template <Weights W>
+inline void norm_rows(const float *hidden, const float *weight, const Rows &rows, int64_t count,
+                      int64_t tile, int64_t depth, float eps, const Team &team) {
+  float x[kMaxDepth + kGroup];
+  for (int64_t row = team.rank; row < count; row += team.size) {
+    rms_norm(hidden + row * depth, weight, x, depth, eps);
+    put_row<W>(rows, row, tile, depth, x);
+  }
+}
+
+template <Weights W>
+size_t unit_bytes(int64_t depth) {
+  return step_count<W>(depth) * sizeof(typename Format<W>::Unit);
+}
+
+size_t row_bytes(Weights kind, int64_t depth) {
+  switch (kind) {
+    case Weights::kBf16: return unit_bytes<Weights::kBf16>(depth);
+    case Weights::kInt8: return unit_bytes<Weights::kInt8>(depth);
+    default: return unit_bytes<Weights::kF32>(depth);
+  }
+}
+
+}  // namespace

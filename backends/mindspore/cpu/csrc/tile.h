@@ -1,0 +1,169 @@
+// The inner loops: a tile of activation rows times 32 columns. Every (row, column) is summed up step
+// by step along the depth in one accumulator, so its bits do not depend on how many rows there are.
+#pragma once
+#include "isa.h"
+#include "vec.h"
+
+namespace {
+
+using mindstream::kGroup;
+using mindstream::kSlab;
+
+constexpr int kVecs = kSlab / kLanes;
+#if defined(__AVX512F__)
+constexpr int kTile = 12;  // 24 accumulators of 32 registers
+#else
+constexpr int kTile = 3;
+#endif
+
+inline vi load_words(const void *p) {
+  vi x;
+  memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+inline const char *column(const char *b0, const char *b1, int v) {
+  constexpr int half = kVecs / 2;
+  return (v < half ? b0 : b1) + v % half * kLanes * 4;
+}
+
+// What one step of the depth is for each pair of formats. Unit: a row's activations of a step.
+// b0, b1: the weights of a step in two halves of 16 columns.
+
+struct F32Step {
+  typedef float Unit;
+  static constexpr int kDepth = 1;
+  template <int R, class At>
+  static INLINE void run(const char *b0, const char *b1, At at, vf (&c)[R][kVecs]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; v++) {
+      const vf w = load(reinterpret_cast<const float *>(column(b0, b1, v)));
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) c[r][v] = fma(splat(*at(r)), w, c[r][v]);
+    }
+  }
+};
+
+struct Bf16Pair {
+  float even, odd;
+};
+
+// bf16 weights, float32 activations.
+struct Bf16Expand {
+  typedef Bf16Pair Unit;
+  static constexpr int kDepth = 2;
+  template <int R, class At>
+  static INLINE void run(const char *b0, const char *b1, At at, vf (&c)[R][kVecs]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; v++) {
+      const vi pair = load_words(column(b0, b1, v));
+      const vf even = (vf)(pair << 16), odd = (vf)(pair & (vi{} + (int32_t)0xffff0000));
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++)
+        c[r][v] = fma(splat(at(r)->odd), odd, fma(splat(at(r)->even), even, c[r][v]));
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bf16 weights and activations, float32 sums: one instruction a step of two.
+struct Bf16Dot {
+  typedef uint32_t Unit;
+  static constexpr int kDepth = 2;
+  template <int R, class At>
+  static INLINE void run(const char *b0, const char *b1, At at, vf (&c)[R][kVecs]) {
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(b0), w1 = (__m512bh)_mm512_loadu_si512(b1);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const __m512bh a = (__m512bh)_mm512_set1_epi32((int)*at(r));
+      c[r][0] = (vf)_mm512_dpbf16_ps((__m512)c[r][0], w0, a);
+      c[r][1] = (vf)_mm512_dpbf16_ps((__m512)c[r][1], w1, a);
+    }
+  }
+};
+typedef Bf16Dot Bf16Step;
+#else
+typedef Bf16Expand Bf16Step;
+#endif
+
+// c += rows of activations times two halves of 16 columns, over `steps` steps of the depth. The
+// activation of row r at step s is a[r * RowStride + s * StepStride]; a step's columns are `stride`
+// bytes behind the last step's.
+template <class Step, int R, int RowStride, int StepStride, bool Prefetch>
+INLINE void multiply(const typename Step::Unit *a, const char *b0, const char *b1, int64_t stride,
+                     int64_t steps, vf (&c)[R][kVecs]) {
+  for (int64_t s = 0; s < steps; s++) {
+    if (Prefetch) {  // a weight is read once: the hardware alone starts too late at each slab
+      __builtin_prefetch(b0 + 2048);
+      __builtin_prefetch(b1 + 2048);
+    }
+    Step::run(b0, b1, [a](int r) { return a + r * RowStride; }, c);
+    a += StepStride;
+    b0 += stride;
+    b1 += stride;
+  }
+}
+
+// The same for int8: integer sums over a group of 64, then scaled and added up in float32.
+#if defined(__AVX512VNNI__)
+typedef uint32_t Int8Unit;  // four signed bytes
+
+template <int R>
+INLINE void multiply_int8(const Int8Unit *a, const float *row_scales, const int32_t *offsets,
+                          const char *b, const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
+  for (int64_t g = 0; g < groups; g++) {
+    __m512i sums[R][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_set1_epi32(offsets[g * R + r]);
+    for (int s = 0; s < kGroup / 4; s++, a += R, b += 128) {
+      __builtin_prefetch(b + 2048);
+      __builtin_prefetch(b + 2112);
+      const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+        const __m512i x = _mm512_set1_epi32((int)a[r]);
+        sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], w0, x);
+        sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], w1, x);
+      }
+    }
+    const vf s0 = load(scales + g * kSlab), s1 = load(scales + g * kSlab + kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const vf x = splat(row_scales[g * R + r]);
+      c[r][0] = fma((vf)_mm512_cvtepi32_ps(sums[r][0]), s0 * x, c[r][0]);
+      c[r][1] = fma((vf)_mm512_cvtepi32_ps(sums[r][1]), s1 * x, c[r][1]);
+    }
+  }
+}
+#else
+struct Int8Unit {
+  float x[4];
+};
+
+template <int R>
+INLINE void multiply_int8(const Int8Unit *a, const float *, const int32_t *, const char *b,
+                          const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
+  for (int64_t g = 0; g < groups; g++) {
+    vf sums[R][kVecs] = {};
+    for (int s = 0; s < kGroup / 4; s++, a += R, b += 128)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; v++) {
+        const vu quad = (vu)load_words(b + v * kLanes * 4);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+          const vi value = (vi)(quad >> (8 * i) & (vu{} + 255u)) - 128;
+          const vf w = __builtin_convertvector(value, vf);
+#pragma GCC unroll 12
+          for (int r = 0; r < R; r++) sums[r][v] = fma(splat(a[r].x[i]), w, sums[r][v]);
+        }
+      }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; v++)
+        c[r][v] = fma(sums[r][v], load(scales + g * kSlab + v * kLanes), c[r][v]);
+  }
+}
+#endif
+
+}  // namespace
