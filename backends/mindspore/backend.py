@@ -1,4 +1,4 @@
-"""`MindSporeBackend`: the shared engine over MindFormers graphs. On the event loop; no MindSpore."""
+"""`MindSporeBackend`: the shared engine over MindFormers graphs. On the event loop."""
 
 from __future__ import annotations
 

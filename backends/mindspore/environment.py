@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -69,8 +70,7 @@ def prepare(settings: Settings, mindformers_yaml: Mapping[str, Any]) -> None:
     versions()
     _set_environment(settings)
     with quiet():
-        import mindspore as ms
-
+        ms = _import_mindspore()
         _import_mindformers()
         try:
             if settings.device == "CPU":
@@ -98,6 +98,19 @@ def quiet() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+def _import_mindspore() -> Any:
+    """MindSpore takes sys.argv[0] for the script whose imports decide if a cached graph is stale.
+
+    In a spawned process that is no file; graph_cache keeps track of the sources itself.
+    """
+    arguments = sys.argv
+    sys.argv = [str(Path(__file__).with_name("cpu") / "__init__.py")]
+    try:
+        return importlib.import_module("mindspore")
+    finally:
+        sys.argv = arguments
 
 
 def _import_mindformers() -> None:

@@ -1,8 +1,8 @@
 """Compiled graphs on disk, so that a second start takes seconds.
 
 MindSpore numbers the graphs in the order in which the process compiles them and trusts what it
-finds. So a folder belongs to one plan, only the first model of a process uses one, and a folder that
-an interrupted start left behind is emptied.
+finds. So a folder belongs to one plan, only the first model of a process uses one, and a folder
+that an interrupted start left behind is emptied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def folder(plan: ModelPlan, kernels: str) -> Path:
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """While it is open, MindSpore keeps its graphs in `path`; marks it complete if all went well."""
+    """While it is open, MindSpore keeps its graphs in `path`; complete if that ended well."""
     global _used
     if _used:
         yield
