@@ -164,6 +164,9 @@ class ApiHandler(RequestHandler):
             self.set_header("Content-Type", CONTENT_TYPE)
             self.set_header("Cache-Control", "no-cache")
             self.set_header("X-Accel-Buffering", "no")
+            # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
+            # switches it off again behind every request of a connection.
+            cast(HTTP1Connection, self.request.connection).stream.set_nodelay(True)
         self.write(event)
         written = self.flush()
         if not written.done():
