@@ -63,7 +63,7 @@ class GenerateStream(PostHandler):
     """One event a token."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
-        call = await _text_call(self, model, version)
+        call = await read_text_call(self, model, version)
         await self.stream(call.run(stream=True), TritonStreamCodec(call.options()))
 
 
@@ -71,7 +71,7 @@ class Generate(PostHandler):
     """The whole text at once."""
 
     async def answer(self, model: str, version: str | None = None) -> None:
-        call = await _text_call(self, model, version)
+        call = await read_text_call(self, model, version)
         async with call.run(stream=False) as chunks:
             pieces = [chunk async for chunk in chunks]
         self.write_json(whole_reply(call.options(), pieces))
@@ -101,7 +101,7 @@ async def open_body(
     return service, body
 
 
-async def _text_call(handler: ApiHandler, model: str, version: str | None) -> Call:
+async def read_text_call(handler: ApiHandler, model: str, version: str | None) -> Call:
     service, body = await open_body(handler, model, version)
     mode = service.deployment.serving.validation
     text = wire.read_text_input(body, handler.request_id, mode)

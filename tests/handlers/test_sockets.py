@@ -163,13 +163,14 @@ def test_a_client_that_vanishes_inside_its_body(server: Server) -> None:
 def test_a_slow_reader_gets_everything_and_holds_back_only_itself(server: Server) -> None:
     server.backend.enqueue(*([88] * 50_000), FinishReason.LENGTH)
     slow = server.connect()
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    # Less than the stream, so that the server has to wait; enough to read it fast afterwards.
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
     slow.sendall(request_bytes("POST", STREAM, {"id": "slow", "text_input": "x"}))
     eventually(lambda: server.service.is_running("slow"))
     assert server.generate({"text_input": "fast"}).json()["text_output"] == "fast"
     assert server.service.is_running("slow")
-    reply = read_reply(slow)
-    slow.close()
+    with slow:
+        reply = read_reply(slow)
     assert len(reply.events()) == 50_000
 
 
