@@ -54,6 +54,7 @@ def level(
 
 
 def problem(outcome: Outcome) -> str:
+    """Why a request does not count; empty for a good one."""
     if outcome.error:
         return outcome.error
     if len(outcome.arrivals) != outcome.tokens:
