@@ -53,7 +53,10 @@ def main(descriptor: int, parent: int) -> None:
     try:
         start: Start = pickle.loads(link.receive_blob())
         sys.path += [entry for entry in start.import_path if entry not in sys.path]
-        logging.basicConfig(level=start.log_level, handlers=[_LinkHandler(link)], force=True)
+        handlers = [_LinkHandler(link)]
+        logging.basicConfig(
+            level=start.log_level, format="%(message)s", handlers=handlers, force=True
+        )
         _run(start, link)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the server is gone: there is nobody to tell

@@ -22,7 +22,7 @@ from mindstream.backends.engine.process import Start
 log = logging.getLogger("mindstream.engine")
 output_log = logging.getLogger("mindstream.engine.output")
 
-_CODE = "import sys; from mindstream.backends.engine.process import main; main({fd}, {parent})"
+_CODE = "from mindstream.backends.engine.process import main; main({fd}, {parent})"
 _TAIL_LINES = 20
 _EXIT_GRACE = 1.0  # seconds an engine that hung up gets to finish its last words
 _POLL = 0.01
