@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from mindstream.backends.echo import EchoBackend
 from mindstream.plugin.contract import check_contract
+from mindstream.plugin.model_config import load_deployment
 from mindstream.plugin.request import Chunk, FinishReason, GenerationRequest
 from mindstream.plugin.testing import ScriptedBackend, ScriptedStream
 
@@ -57,6 +59,11 @@ class Slow(ScriptedBackend):
 
 def test_the_scripted_backend_keeps_the_contract() -> None:
     check(Slow())
+
+
+def test_the_shared_engine_keeps_the_contract() -> None:
+    deployment = load_deployment("echo", {"echo.delay_ms": "1"})
+    asyncio.run(check_contract(lambda: EchoBackend(deployment), PROMPT))
 
 
 @pytest.mark.parametrize(
