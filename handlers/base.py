@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
@@ -23,7 +23,7 @@ from mindstream.handlers.json_body import parse_json_object
 from mindstream.handlers.sse import CONTENT_TYPE, StreamCodec
 from mindstream.handlers.state import ServerState
 from mindstream.handlers.wire_json import encode
-from mindstream.plugin.errors import PayloadTooLarge, RequestError
+from mindstream.plugin.errors import BackendFailed, PayloadTooLarge, RequestError
 from mindstream.plugin.service import TextChunk
 
 JSON_TYPE = "application/json"
@@ -36,6 +36,9 @@ INLINE_BODY_BYTES = 256 * 2**10
 CLIENT_GONE = 499
 # Seconds a client may leave a full socket unread; the real server's write timeout.
 WRITE_TIMEOUT = 600.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 access_log = logging.getLogger("mindstream.access")
 log = logging.getLogger(__name__)
@@ -66,9 +69,13 @@ class ApiHandler(RequestHandler):
         """The body as a JSON object; InvalidRequest if it is none."""
         body, self._body = b"".join(self._body), []
         depth = self.state.max_json_depth(self.path_kwargs.get("model"))
-        if len(body) <= INLINE_BODY_BYTES:
-            return parse_json_object(body, depth)
-        return await asyncio.to_thread(parse_json_object, body, depth)
+        return await self.off_loop(parse_json_object, body, depth)
+
+    async def off_loop(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls what takes time in proportion to the body: in a worker thread if that is long."""
+        if self._body_bytes <= INLINE_BODY_BYTES:
+            return function(*args, **kwargs)
+        return await asyncio.to_thread(function, *args, **kwargs)
 
     def prepare(self) -> None:
         # Tornado's own limit closes the connection without a reply; ours answers.
@@ -102,29 +109,33 @@ class ApiHandler(RequestHandler):
         """Runs `answer` for as long as the client is there."""
         if self._body_bytes > self._max_body:
             raise self._too_large()
-        if self._gone():
-            return self._end_for_gone_client()
         self._answer = asyncio.ensure_future(self.answer(**self.path_kwargs))
+        if self._client_gone:
+            self._answer.cancel()
         try:
-            await self._answer
-        except (asyncio.CancelledError, StreamClosedError):
-            if not self._gone():
-                raise
-            self._end_for_gone_client()
+            # Not awaited itself: an answer cancelled by a backend must not look like our own end.
+            await asyncio.wait({self._answer})
+        finally:
+            self._answer.cancel()
+        self._conclude(self._answer)
+
+    def _conclude(self, answer: asyncio.Future[None]) -> None:
+        """Raises what the answer raised, unless nobody is there to be told."""
+        error = None if answer.cancelled() else answer.exception()
+        if self._client_gone or isinstance(error, StreamClosedError):
+            self.set_status(CLIENT_GONE, "Client Closed Request")
+            if not self._finished:
+                self.finish()
+        elif answer.cancelled():
+            raise BackendFailed("The request was cancelled inside the server.")
+        elif error is not None:
+            raise error
 
     def on_connection_close(self) -> None:
         super().on_connection_close()
         self._client_gone = True
         if self._answer is not None:
             self._answer.cancel()
-
-    def _gone(self) -> bool:
-        return self._client_gone
-
-    def _end_for_gone_client(self) -> None:
-        self.set_status(CLIENT_GONE, "Client Closed Request")
-        if not self._finished:
-            self.finish()
 
     def write_json(self, value: Any) -> None:
         """Ends the request with 200 and `value`: bytes of JSON, or what `encode` takes."""
@@ -148,7 +159,6 @@ class ApiHandler(RequestHandler):
                 async for chunk in chunks:
                     await self._send(codec.event(chunk))
         except StreamClosedError:
-            self._client_gone = True
             raise
         except Exception as error:  # the one place where any failure becomes an event
             if not self._headers_written:
@@ -201,7 +211,7 @@ class ApiHandler(RequestHandler):
             self._render(reply_for(error))
 
     def _render(self, reply: ErrorReply) -> None:
-        self.set_status(reply.status, None if reply.status != 424 else "Failed Dependency")
+        self.set_status(reply.status)
         if reply.retry_after is not None:
             self.set_header("Retry-After", str(reply.retry_after))
         self.finish(reply.body())

@@ -84,9 +84,10 @@ class Field:
         if self.pattern is not None and not self.pattern.fullmatch(value):
             raise InvalidRequest(self.message)
         bounds = self.range(mode)
-        for item in value if self.each else (value,):
-            if self.each and not _TYPES["unsigned"](item):
-                raise InvalidRequest(f"{self.name} must be unsigned type.")
+        if self.each:
+            _check_elements(self.name, value)
+        # Of an array the ends tell for all, without a look at each.
+        for item in ((min(value), max(value)) if value else ()) if self.each else (value,):
             if bounds is not None and not bounds.holds(item):
                 raise InvalidRequest(self._out_of_range(item, bounds, mode))
         return float(value) if self.kind == "float" else value
@@ -94,6 +95,12 @@ class Field:
     def _out_of_range(self, value: Any, bounds: Range, mode: Mode) -> str:
         message = self.lenient_message if mode == "lenient" else ""
         return (message or self.message).format(range=bounds.text, value=shown(value))
+
+
+def _check_elements(name: str, values: list[Any]) -> None:
+    # bool is a type of its own here; the set is made without running Python for each element.
+    if not set(map(type, values)) <= {int} or min(values, default=0) < 0:
+        raise InvalidRequest(f"{name} must be unsigned type.")
 
 
 def shown(value: Any) -> str:

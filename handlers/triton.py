@@ -82,8 +82,8 @@ class Infer(PostHandler):
 
     async def answer(self, model: str, version: str | None = None) -> None:
         service, body = await open_body(self, model, version)
-        prompt_ids, parameters = read_token_input(body)
-        call = _call(self, service, prompt_ids, parameters)
+        prompt_ids, parameters = await self.off_loop(read_token_input, body)
+        call = await _call(self, service, prompt_ids, parameters)
         async with call.run(stream=False) as chunks:
             ids = [token_id async for piece in chunks for token_id in piece.chunk.token_ids]
         self.write_json(token_reply(call.request.request_id, ids))
@@ -104,12 +104,12 @@ async def open_body(
 async def read_text_call(handler: ApiHandler, model: str, version: str | None) -> Call:
     service, body = await open_body(handler, model, version)
     mode = service.deployment.serving.validation
-    text = wire.read_text_input(body, handler.request_id, mode)
+    text = await handler.off_loop(wire.read_text_input, body, handler.request_id, mode)
     if handler.request.headers.get(RECOMPUTE_HEADER, "").lower() == "true":
         if not isinstance(text, str):
             raise InvalidRequest("text_input must be string type with is-recompute.")
-        earlier = wire.read_recompute(text)
-        return _call(
+        earlier = await handler.off_loop(wire.read_recompute, text)
+        return await _call(
             handler, service, earlier.token_ids, body.get("parameters"), earlier.generated_before
         )
     if not isinstance(text, str):
@@ -117,17 +117,18 @@ async def read_text_call(handler: ApiHandler, model: str, version: str | None) -
         wire.check_text_length(text, mode)
     prompt_ids = await service.encode(text)
     wire.check_token_count(len(prompt_ids))
-    return _call(handler, service, prompt_ids, body.get("parameters"))
+    return await _call(handler, service, prompt_ids, body.get("parameters"))
 
 
-def _call(
+async def _call(
     handler: ApiHandler,
     service: ModelService,
     prompt_ids: tuple[int, ...],
     given: Any,
     generated_before: int = 0,
 ) -> Call:
-    parameters = wire.read_parameters(given, service.deployment.serving.validation)
+    mode = service.deployment.serving.validation
+    parameters = await handler.off_loop(wire.read_parameters, given, mode)
     wire.check_recompute_times(parameters, generated_before)
     draft = wire.to_draft(handler.request_id, prompt_ids, parameters, generated_before)
     request = to_generation_request(draft, service.defaults, service.limits)

@@ -59,6 +59,9 @@ class FakeHandler:
     async def json_body(self) -> dict[str, Any]:
         return parse_json_object(self._body, 10)
 
+    async def off_loop(self, function: Any, *args: Any) -> Any:
+        return function(*args)
+
 
 class Reader:
     """The whole reading of a request, without a socket."""

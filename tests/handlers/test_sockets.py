@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +241,38 @@ def test_what_is_not_http_ends_the_connection_and_nothing_else(server: Server, r
             answer = b""
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     assert server.generate({"text_input": "next"}).status == 200
+
+
+def test_huge_bodies_are_answered_and_others_meanwhile(server: Server) -> None:
+    """Numbers, items and values by the million, within the limit of bytes."""
+    numbers = b"1," * 4_000_000 + b"1"
+    items = b'{"text":"x"},' * 200_000 + b'{"text":"x"}'
+    bodies = [
+        b'{"text_input":"x","parameters":{"decodeTime":[%b]}}' % numbers,
+        b'{"text_input":[%b]}' % items,
+        b'{"text_input":"x","other":[%b]}' % (b"[]," * 2_000_000 + b"1"),
+    ]
+    with server.connect() as heavy, server.connect() as light:
+        for body in bodies:
+            raw = request_bytes("POST", GENERATE, body).replace(b"Connection: close\r\n", b"")
+            sender = threading.Thread(target=heavy.sendall, args=(raw,))
+            sender.start()
+            answered = 0
+            while sender.is_alive() or answered < 3:
+                raw = request_bytes("POST", GENERATE, {"text_input": "light"})
+                light.sendall(raw.replace(b"Connection: close\r\n", b""))
+                assert read_reply(light).json()["text_output"] == "light"
+                answered += 1
+            sender.join()
+            assert read_reply(heavy).status in (200, 422, 424)
+
+
+def test_an_answer_cancelled_by_a_backend_still_ends(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(request: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(server.backend, "submit", cancelled)
+    reply = server.generate({"text_input": "x"})
+    assert (reply.status, reply.json()["error_type"]) == (500, "Incomplete Generation")
