@@ -17,7 +17,7 @@ from mindstream.plugin.backend import Backend, BackendStatus, TokenStream
 from mindstream.plugin.deadline import Deadline, TimeLimits
 from mindstream.plugin.defaults import Defaults, resolve_defaults
 from mindstream.plugin.detokenizer import Detokenizer
-from mindstream.plugin.errors import BackendFailed, RequestRefused
+from mindstream.plugin.errors import BackendFailed, ConfigError, RequestRefused
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.registry import load_backend
 from mindstream.plugin.request import Chunk, FinishReason, GenerationRequest
@@ -198,9 +198,19 @@ class _TextStream:
 
 def open_service(deployment: Deployment) -> ModelService:
     """Composes what the deployment names; not yet started. Raises ConfigError."""
+    _check_model_dir(deployment)
     factory = load_backend(deployment.serving.backend)
     defaults = resolve_defaults(deployment, getattr(factory, "defaults_rule", "ms"))
     return ModelService(deployment, open_tokenizer(deployment), factory(deployment), defaults)
+
+
+def _check_model_dir(deployment: Deployment) -> None:
+    folder, pull = deployment.model_dir, deployment.serving.pull
+    if folder is None or folder.is_dir():
+        return
+    cure = f"run: mindstream pull {pull}" if pull else "set pretrained_model_dir to where it is"
+    found = "is not a directory" if folder.exists() else "does not exist"
+    raise ConfigError(f"{deployment.path}: the weight directory {folder} {found}; {cure}.")
 
 
 def _resolve_limits(deployment: Deployment, backend: Backend) -> ServiceLimits:

@@ -103,6 +103,7 @@ class TestServe:
             (["echo", "--set", "backend=atb"], "no backend is called 'atb'"),
             (["echo", "--set", "max_batch_size=0"], "serving.max_batch_size must be"),
             (["echo", "--set", "tokenizer=auto"], "needs a weight directory"),
+            (["qwen3-8b"], "the weight directory /data/models/Qwen3-8B does not exist; set"),
             (["echo", "--set", "oops"], "is not KEY=VALUE"),
             (["echo", "--port", "70000"], "0<=x<=65535"),
         ],
