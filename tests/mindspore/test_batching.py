@@ -1,0 +1,107 @@
+"""What a step computes does not depend on what else is in it, nor on how a prompt was cut.
+
+On MindSpore's own CPU operators this holds to rounding: its MatMul sums in another order for 1, up
+to 15, up to about 80 and more rows. The fused kernels promise it bit for bit; they have their own
+tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.model
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=["attention", "stock"])
+def small(
+    request: pytest.FixtureRequest,
+    tiny_deployment: Callable[..., Path],
+    start_worker: Callable[[], Any],
+) -> Any:
+    """tiny-qwen3 with blocks of 4 tokens, on each of the two kinds of operators."""
+    return start_worker().load(tiny_deployment("tiny-qwen3"), cpu__kernels=request.param)
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny: ModuleType) -> list[list[int]]:
+    """Lengths around the block size of 4 and the matrix kernels' borders."""
+    random = np.random.RandomState(7)
+    return [random.randint(0, 256, size).tolist() for size in (1, 3, 4, 5, 8, 17, 30)]
+
+
+def blocks_of(index: int) -> list[int]:
+    """Eight blocks of its own for each sequence, spread over the cache."""
+    return [index + 7 * i for i in range(8)]
+
+
+def alone(model: Any, prompt: list[int], index: int) -> np.ndarray:
+    """Logits [len(prompt), vocab] of one full prefill."""
+    logits: np.ndarray = model.step([(prompt, 0, blocks_of(index))], rows=range(len(prompt)))
+    return logits
+
+
+def test_several_prompts_in_one_step(small: Any, prompts: list[list[int]]) -> None:
+    expected = [alone(small, prompt, 0)[-1] for prompt in prompts]
+    together = small.step([(p, 0, blocks_of(i)) for i, p in enumerate(prompts)])
+    assert np.abs(together - expected).max() < TOLERANCE
+
+
+def test_chunks_mixed_with_decodes(small: Any, prompts: list[list[int]]) -> None:
+    """Sequences advance by strides of their own in shared steps; each row as in a full prefill."""
+    expected = [alone(small, prompt, 0) for prompt in prompts]
+    strides = [1, 1, 2, 5, 3, 4, 7]
+    done = [0] * len(prompts)
+    while any(d < len(p) for d, p in zip(done, prompts, strict=True)):
+        active = [i for i, p in enumerate(prompts) if done[i] < len(p)]
+        cut = {i: prompts[i][done[i] : done[i] + strides[i]] for i in active}
+        got = small.step([(cut[i], done[i], blocks_of(i)) for i in active])
+        for row, i in zip(got, active, strict=True):
+            done[i] += len(cut[i])
+            assert np.abs(row - expected[i][done[i] - 1]).max() < TOLERANCE, (i, done[i])
+
+
+def test_blocks_shared_by_two_sequences(small: Any, prompts: list[list[int]]) -> None:
+    """A prefix cache lets sequences read the same blocks: 8 tokens are computed once."""
+    long = prompts[6]
+    expected = alone(small, long, 0)
+    small.step([(long[:8], 0, [40, 41])])
+    both = [(long[8:], 8, [40, 41, *range(10, 18)]), (long[8:12], 8, [40, 41, 50])]
+    got = small.step(both)
+    assert np.abs(got[0] - expected[-1]).max() < TOLERANCE
+    assert np.abs(got[1] - expected[11]).max() < TOLERANCE
+
+
+def test_rows_are_chosen_and_none_is_allowed(small: Any, prompts: list[list[int]]) -> None:
+    expected = alone(small, prompts[5], 2)
+    rows = [0, 3, 16]
+    some = small.step([(prompts[5], 0, blocks_of(3))], rows=rows)
+    assert np.abs(some - expected[rows]).max() < TOLERANCE
+    # A chunk that is not the last of its prompt: its keys count, its logits do not.
+    nothing = small.step([(prompts[5][:9], 0, blocks_of(4))], rows=[])
+    assert nothing.shape == (0, 256) and nothing.dtype == np.float32
+    rest = small.step([(prompts[5][9:], 9, blocks_of(4))])
+    assert np.abs(rest[0] - expected[-1]).max() < TOLERANCE
+
+
+def test_demo_model_mixes_a_decode_with_a_chunked_prompt(
+    demo: Any, goldens: dict[str, Any]
+) -> None:
+    """One sequence decodes its golden ids while another is prefilled two tokens at a time."""
+    slow, fast = goldens["france"], goldens["gravity"]
+    out = [int(demo.step([(fast["prompt_ids"], 0, [0, 1])])[0].argmax())]
+    fed, prompt = 0, slow["prompt_ids"]
+    while fed < len(prompt):
+        position = len(fast["prompt_ids"]) + len(out) - 1
+        chunk = prompt[fed : fed + 2]
+        got = demo.step([([out[-1]], position, [0, 1]), (chunk, fed, [2])])
+        out.append(int(got[0].argmax()))
+        fed += len(chunk)
+    assert out == fast["greedy_ids"][: len(out)]
+    assert int(got[1].argmax()) == slow["greedy_ids"][0]
