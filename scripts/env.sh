@@ -28,6 +28,8 @@ find_python() {
             return
         fi
     done
+    [ -z "${MINDSTREAM_PYTHON:-}" ] ||
+        fail "MINDSTREAM_PYTHON=$MINDSTREAM_PYTHON is not a Python 3.10, 3.11 or 3.12."
     found=$(python3 --version 2>/dev/null || echo "no python3 at all")
     fail "mindstream needs Python 3.11 (3.10 and 3.12 work too: MindSpore has wheels for these);" \
         "found $found. Install one, or name it: MINDSTREAM_PYTHON=/path/to/python3.11 $0"
