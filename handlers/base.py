@@ -233,11 +233,12 @@ class ApiHandler(RequestHandler):
 
     def _log(self) -> None:
         """One line a request, without its text. Tornado calls this at the end of each."""
+        path = self.request.path
         access_log.info(
             "%s %s %s %d %.1f ms",
             self.request_id,
             self.request.method,
-            self.request.path,
+            path if path.isprintable() else ascii(path),
             self.get_status(),
             1000 * self.request.request_time(),
         )

@@ -10,7 +10,7 @@ import msgspec
 
 from mindstream.handlers.base import ApiHandler, GetHandler
 from mindstream.handlers.error_map import PlainFailure
-from mindstream.handlers.state import WIRE_NAME
+from mindstream.handlers.state import WIRE_NAME, require_running
 from mindstream.handlers.wire_json import encode
 from mindstream.plugin.backend import BackendStatus, State
 from mindstream.plugin.errors import Overloaded, ServiceStopped
@@ -111,6 +111,8 @@ class Info(GetHandler):
 
     async def answer(self) -> None:
         services = list(self.state.services.values())
+        for service in services:
+            require_running(service)
         serving, limits = services[0].deployment.serving, services[0].limits
         self.write_json(
             {

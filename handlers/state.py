@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from mindstream.plugin.backend import State
-from mindstream.plugin.errors import NotFound, ServiceStopped
+from mindstream.plugin.errors import NotFound, Overloaded, ServiceStopped
 from mindstream.plugin.service import ModelService
 
 # A deployment has no versions of its own; "1" is the name of its only one, as Triton counts.
@@ -61,6 +61,9 @@ class ServerState:
 
 
 def require_running(service: ModelService) -> None:
-    """Raises ServiceStopped if the model takes no more requests."""
-    if service.status().state is State.STOPPED:
+    """Raises ServiceStopped or Overloaded if the model does not take requests any more or yet."""
+    state = service.status().state
+    if state is State.STOPPED:
         raise ServiceStopped("The service has been stopped")
+    if state is State.STARTING:
+        raise Overloaded(f"The model {service.name} is still loading.")

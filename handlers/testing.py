@@ -70,22 +70,36 @@ class Reply:
 
 
 class Server:
-    """One application over one scripted model called `echo`."""
+    """One application over a scripted model called `echo`, and one called `other` if given.
 
-    def __init__(self, thread: LoopThread, backend: ScriptedBackend, **serving: Any) -> None:
+    `start`: whether the models are loaded; `serving`: fields of the `serving:` block of `echo`.
+    """
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        backend: ScriptedBackend,
+        *,
+        other: ScriptedBackend | None = None,
+        start: bool = True,
+        **serving: Any,
+    ) -> None:
         self.thread = thread
         self.backend = backend
-        echo = load_deployment("echo")
-        deployment = replace(echo, serving=replace(echo.serving, **serving))
-        self.service: ModelService = thread.call(lambda: scripted_service(backend, deployment))
-        thread.run(self.service.start())
-        self._server = thread.call(self._listen)
+        self.other = other
+        self.service = thread.call(lambda: _service(backend, **serving))
+        services = [self.service]
+        if other is not None:
+            services.append(thread.call(lambda: _service(other, name="other")))
+        for service in services if start else ():
+            thread.run(service.start())
+        self._server = thread.call(lambda: self._listen(services))
 
-    def _listen(self) -> HTTPServer:
+    def _listen(self, services: list[ModelService]) -> HTTPServer:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         self.port: int = listener.getsockname()[1]
-        server = make_server(make_app([self.service]))
+        server = make_server(make_app(services))
         server.add_sockets([listener])
         return server
 
@@ -124,6 +138,11 @@ class Server:
     def stream(self, body: Any, **headers: str) -> Reply:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.send("POST", "/v2/models/echo/generate_stream", body, named)
+
+
+def _service(backend: ScriptedBackend, **serving: Any) -> ModelService:
+    echo = load_deployment("echo")
+    return scripted_service(backend, replace(echo, serving=replace(echo.serving, **serving)))
 
 
 def request_bytes(

@@ -49,6 +49,7 @@ class ServerMetadata(GetHandler):
 
     async def answer(self) -> None:
         service = next(iter(self.state.services.values()))
+        require_running(service)
         serving = service.deployment.serving
         self.write_json(
             {
@@ -86,6 +87,7 @@ class ModelConfig(GetHandler):
 
     async def answer(self, model: str, version: str | None = None) -> None:
         service = self.state.model(model, version)
+        require_running(service)
         deployment, limits = service.deployment, service.limits
         serving, folder = deployment.serving, deployment.model_dir
         self.write_json(

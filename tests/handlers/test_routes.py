@@ -172,7 +172,50 @@ def test_routes_inside_a_foreign_application(embedded_port: int) -> None:
     assert (status, b"error_type" in body) == (404, False)
 
 
-def test_two_models_in_one_application() -> None:
+def test_a_model_that_still_loads_says_so(loop_thread: LoopThread) -> None:
+    """Its limits are not known yet; nothing may stumble over that."""
+    server = Server(loop_thread, ScriptedBackend(), start=False)
+    try:
+        for route in ROUTES:
+            reply = server.send(route.method, path_of(route), body_of(route))
+            loading = reply.status == 503 and "retry-after" in reply.headers
+            assert loading or reply.status == (503 if "ready" in route.path else 200), route.path
+        assert server.generate({"text_input": "x"}).json() == {
+            "error": "The model echo is still loading.",
+            "error_type": "Service Unavailable",
+        }
+    finally:
+        server.close()
+
+
+def test_a_path_cannot_write_into_the_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with server.connect() as connection:
+        connection.sendall(b"GET /a\x1b[31m\x85b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        while connection.recv(65536):
+            pass
+    assert "\x1b" not in caplog.text
+    assert "\x85" not in caplog.text
+
+
+def test_two_models_in_one_application(loop_thread: LoopThread) -> None:
+    server = Server(loop_thread, ScriptedBackend(), other=ScriptedBackend())
+    try:
+        for name, backend in (("echo", server.backend), ("other", server.other)):
+            assert backend is not None
+            reply = server.send("POST", f"/v2/models/{name}/generate", {"text_input": "x"})
+            assert reply.json()["model_name"] == name
+            assert len(backend.requests) == 1
+        names = [entry["id"] for entry in server.send("GET", "/v1/models").json()["data"]]
+        assert names == ["echo", "other"]
+        server.backend.state = State.FAILED
+        assert server.send("GET", "/v2/health/ready").status == 500
+        assert server.send("GET", "/v2/models/other/ready").status == 200
+    finally:
+        server.close()
+
+
+def test_models_of_one_name_are_a_fault_of_the_caller() -> None:
     service = scripted_service(ScriptedBackend())
     with pytest.raises(ValueError, match="two models are served as 'echo'"):
         ServerState([service, service])

@@ -72,6 +72,16 @@ def test_a_connection_serves_several_requests(server: Server) -> None:
             assert read_reply(connection).json()["text_output"] == text
 
 
+def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
+    texts = ("one", "two", "three")
+    raw = b"".join(request_bytes("POST", GENERATE, {"text_input": text}) for text in texts)
+    with server.connect() as connection, connection.makefile("rb") as stream:
+        connection.sendall(raw.replace(b"Connection: close\r\n", b""))
+        for text in texts:
+            length = next(int(h.split()[1]) for h in read_head(stream) if "Content-Length" in h)
+            assert json.loads(stream.read(length))["text_output"] == text
+
+
 def test_a_body_in_chunks_and_in_drops(server: Server) -> None:
     body = json.dumps({"text_input": "héllo"}).encode()
     head = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()

@@ -1,0 +1,73 @@
+"""`text_input` as a list over the wire; what an item itself may be is tried in tests/media."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mindstream.handlers.testing import Server
+from mindstream.plugin.model_config import MediaConfig
+
+TEXT = {"type": "text", "text": "What is this? "}
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def jpeg_item() -> dict[str, Any]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(buffer, "JPEG")
+    return {"type": "image_url", "image_url": base64.b64encode(buffer.getvalue()).decode()}
+
+
+@pytest.fixture
+def server(start_server: Callable[..., Server], tmp_path: Path) -> Server:
+    (tmp_path / "good.png").write_bytes(png())
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    return start_server(media=MediaConfig(local_dir=str(tmp_path)))
+
+
+def refused(server: Server, *items: Any) -> str:
+    reply = server.stream({"text_input": list(items)})
+    assert (reply.status, reply.json()["error_type"]) == (422, "Input Validation Error")
+    return str(reply.json()["error"])
+
+
+def test_a_good_picture_is_refused_by_a_text_model(server: Server, tmp_path: Path) -> None:
+    told = "The model echo takes text only, but text_input[1] is of type image_url."
+    path = str(tmp_path / "good.png")
+    for address in (path, {"url": path}, {"url": f"file://{path}"}):
+        assert refused(server, TEXT, {"type": "image_url", "image_url": address}) == told
+    assert refused(server, TEXT, jpeg_item()) == told
+
+
+def test_a_file_that_only_claims_to_be_a_picture(server: Server, tmp_path: Path) -> None:
+    item = {"type": "image_url", "image_url": str(tmp_path / "bad.png")}
+    assert refused(server, TEXT, item).startswith(
+        "[InferTokenizer::DownloadUrl] Download fail: ValueError: text_input[1].image_url "
+    )
+
+
+def test_a_file_outside_the_folder(server: Server) -> None:
+    item = {"type": "image_url", "image_url": "/etc/passwd.png"}
+    assert "text_input[0].image_url" in refused(server, item)
+
+
+def test_too_many_items(server: Server) -> None:
+    assert refused(server, *[jpeg_item()] * 21) == (
+        "The number of multimodal url should be no more than 20"
+    )
+
+
+def test_the_texts_together_keep_the_limit_of_one(server: Server) -> None:
+    half = {"type": "text", "text": "x" * (2 * 2**20 + 1)}
+    assert "(0, 4194304], but the length of inputs is 4194306" in refused(server, half, half)
