@@ -7,6 +7,7 @@ Signals that a terminal or a service manager sends to the whole group are the se
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -80,6 +81,10 @@ def _run(start: Start, link: EngineEnd) -> None:
         link.send(Refused(str(error)))
         return
     engine = Engine(model, limits, serving, Sampler(key))
+    # What loading left behind stays for good: the collector need not look at it in the middle of a
+    # step.
+    gc.collect()
+    gc.freeze()
     try:
         link.send(Ready(limits, engine.scheduler.stats()))
         _serve(engine, link)

@@ -16,6 +16,9 @@ from mindstream.backends.engine.batch import BatchBuilder
 from mindstream.backends.engine.kv_blocks import BlockPool
 from mindstream.backends.engine.sequence import Sequence
 
+# As many prompts share a step even if the first of them could fill it.
+_PROMPTS_SHARING = 4
+
 _Queue = list[tuple[float, int, Sequence]]  # ascending: the most urgent first
 
 
@@ -59,13 +62,13 @@ class Residency:
             self._leave(sequence)
 
     def admit(self, budget: int, now: float) -> list[Sequence]:
-        """Lets waiting sequences join while the running ones leave some of `budget` tokens unused.
+        """Lets waiting sequences join while they can get some of a step's `budget` of tokens.
 
         Strictly in order of urgency: who does not fit holds back those behind, so nobody starves.
         """
         self.short_of_blocks = False
         joined: list[Sequence] = []
-        while self._waiting and self._demand() < budget:
+        while self._waiting and self._has_use(budget):
             sequence = self._waiting[0][2]
             shared = self._cached_beginning(sequence)
             fresh = self.pool.blocks_for(len(sequence.tokens)) - len(shared)
@@ -76,8 +79,11 @@ class Residency:
             joined.append(sequence)
         return joined
 
-    def _demand(self) -> int:
-        return sum([s.pending if s.prefilling else 1 for _, _, s in self._running])
+    def _has_use(self, budget: int) -> bool:
+        """Whether one more prompt would get a fair share of a step."""
+        prompts = [s.pending for _, _, s in self._running if s.prefilling]
+        left = budget - len(self._running) + len(prompts)
+        return left > 0 and (len(prompts) < _PROMPTS_SHARING or sum(prompts) < left)
 
     def _cached_beginning(self, sequence: Sequence) -> list[int]:
         """Shared blocks it can start from. At least its last token is computed, for the logits."""

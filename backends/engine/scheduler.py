@@ -3,7 +3,7 @@
 The caller alternates `schedule` and `update` (or `discard`), with `add`, `stop` and `abort` at any
 moment. One step takes, in this order: waiting requests that fit join the running ones; every
 running sequence that only lacks its last token gets it (decode), so a long prompt stalls nobody;
-what is left of the token budget goes to prompts in chunks, the most urgent first.
+what is left of the token budget is shared among the prompts in chunks, most urgent first.
 """
 
 from __future__ import annotations
@@ -177,15 +177,22 @@ class Scheduler:
             self._stats.prefix_hit_tokens += sequence.computed
 
     def _pick_chunks(self, budget: int) -> list[tuple[Sequence, int]]:
-        chunks: list[tuple[Sequence, int]] = []
-        for sequence in self._residency.each_running():
-            if budget <= 0:
-                break
-            if sequence.prefilling:
-                count = min(sequence.pending, budget)
-                budget -= count
-                chunks.append((sequence, count))
-        return chunks
+        """Shares `budget` among the prompts.
+
+        Each takes at most half of what is left, so that a long one does not stall those behind it;
+        what is left over in the end goes to the most urgent.
+        """
+        prompts = [s for s in self._residency.each_running() if s.prefilling]
+        counts: list[int] = []
+        for place, sequence in enumerate(prompts, 1):
+            share = -(-budget // 2) if place < len(prompts) else budget
+            counts.append(min(sequence.pending, share))
+            budget -= counts[-1]
+        for place, sequence in enumerate(prompts):
+            more = min(sequence.pending - counts[place], budget)
+            counts[place] += more
+            budget -= more
+        return [chunk for chunk in zip(prompts, counts, strict=True) if chunk[1]]
 
     def update(self, step: Step, tokens: Many[int], now: float) -> list[Delta]:
         """Takes the step's results: tokens[r] for `step.sampling[r]`, ignored where that has ended.

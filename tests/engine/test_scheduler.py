@@ -285,6 +285,20 @@ def test_a_long_prompt_stalls_nobody(deployment: Make) -> None:
     assert simulation.steps - steps == -(-200 // 7)  # 7 of the 8 tokens a step were the prompt's
 
 
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(deployment: Make) -> None:
+    simulation = Simulation(
+        deployment(serving={"max_batched_tokens": 16}, num_blocks=200, block_size=4)
+    )
+    long = simulation.submit(request([9] * 500, 1))
+    simulation.step()
+    short = simulation.submit(request([2, 3, 4], 1))
+    simulation.step()
+    assert simulation.outcomes[short].ends
+    assert simulation.model.rows == 16  # and the long one got all the rest
+    simulation.finish()
+    assert simulation.outcomes[long].first_step == -(-503 // 16)
+
+
 def test_several_prompts_share_one_step(deployment: Make) -> None:
     simulation = Simulation(deployment(serving={"max_batched_tokens": 64}))
     for prompt in ([2, 3, 4], [5], [6, 7, 8, 9, 10]):
