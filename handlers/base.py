@@ -123,6 +123,8 @@ class ApiHandler(RequestHandler):
         """Raises what the answer raised, unless nobody is there to be told."""
         error = None if answer.cancelled() else answer.exception()
         if self._client_gone or isinstance(error, StreamClosedError):
+            if error is not None and not isinstance(error, StreamClosedError):
+                self._log_failure(error)
             self.set_status(CLIENT_GONE, "Client Closed Request")
             if not self._finished:
                 self.finish()
