@@ -8,7 +8,7 @@ from typing import Any
 
 from mindstream.backends.mindspore import weights
 from mindstream.backends.mindspore.config import ModelPlan
-from mindstream.backends.mindspore.cpu.kernel_sets import KernelSet
+from mindstream.backends.mindspore.cpu.kernel_sets import KernelSet, layer_caches
 from mindstream.backends.mindspore.environment import quiet
 from mindstream.backends.mindspore.graphs import Graphs
 from mindstream.backends.mindspore.weights import TensorEntry
@@ -25,13 +25,17 @@ def build(
     with quiet():
         with kernels.building() if kernels else nullcontext():
             model = _network(plan)
-        weights.load(model, plan, headers)
+        if kernels and kernels.owns_weights:
+            kernels.load(headers)
+        else:
+            weights.load(model, plan, headers)
         if kernels:
             kernels.install(model, num_blocks)
+            shapes = kernels.cache_shapes(num_blocks)
+        else:
+            shapes = layer_caches(plan, num_blocks)
         try:
-            graphs = Graphs(
-                model, plan, num_blocks, external_cache=kernels is None or kernels.external_cache
-            )
+            graphs = Graphs(model, plan, shapes)
             graphs.warm_up()
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             raise ConfigError(

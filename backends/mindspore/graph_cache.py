@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mindstream.backends.mindspore.config import ModelPlan
+from mindstream.backends.mindspore.cpu.library import library_path
 from mindstream.backends.mindspore.environment import SUPPORTED
 from mindstream.plugin.paths import cache_dir
 
@@ -27,6 +28,7 @@ def folder(plan: ModelPlan, kernels: str) -> Path:
     """<cache>/graphs/<digest of the configuration, the versions and mindstream's own cells>."""
     digest = hashlib.sha256(json.dumps([SUPPORTED, kernels, plan.device]).encode())
     digest.update(json.dumps(dict(plan.model_config), sort_keys=True, default=str).encode())
+    digest.update(str(library_path()).encode())  # it stands in the compiled graphs
     here = Path(__file__).parent
     for source in sorted([here / "graphs.py", *(here / "cpu").glob("*.py")]):
         digest.update(source.read_bytes())

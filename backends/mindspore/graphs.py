@@ -8,6 +8,7 @@ A graph is cached under its `phase`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class Graphs:
     """A built and filled model, ready to compile. Raises whatever MindSpore raises."""
 
     def __init__(
-        self, model: Any, plan: ModelPlan, num_blocks: int, *, external_cache: bool
+        self, model: Any, plan: ModelPlan, cache_shapes: Sequence[tuple[int, ...]]
     ) -> None:
         import mindspore as ms
 
@@ -32,9 +33,8 @@ class Graphs:
         model.model.return_hidden_states = True
         model.set_dynamic_inputs()
         self._head = _head(model.model.output_layer, plan.hidden, self._compute_dtype)
-        shape = (num_blocks if external_cache else 1, plan.block_size, plan.kv_heads, plan.head_dim)
-        self._keys = self._cache(shape)
-        self._values = self._cache(shape)
+        self._keys = self._cache(cache_shapes)
+        self._values = self._cache(cache_shapes)
         self._masks = _Masks(ms, self._compute_dtype)
         self._phase = ""
 
@@ -76,18 +76,14 @@ class Graphs:
             self._model.add_flags_custom_mcore(phase == "prefill")
             self._model.phase = self._phase = phase
 
-    def _cache(self, shape: tuple[int, ...]) -> Any:
-        """One tensor a layer: (num_blocks, block_size, kv_heads, head_dim)."""
+    def _cache(self, shapes: Sequence[tuple[int, ...]]) -> Any:
+        """One tensor a layer, or one for all: as the kernels lay it out."""
         ms = self._ms
         if self._plan.device == "CPU":
             # The system gives zeroed pages when they are first written to.
-            layers = [
-                ms.Tensor.from_numpy(np.zeros(shape, np.float32)) for _ in range(self._plan.layers)
-            ]
+            layers = [ms.Tensor.from_numpy(np.zeros(shape, np.float32)) for shape in shapes]
         else:
-            layers = [
-                ms.mint.zeros(shape, dtype=self._compute_dtype) for _ in range(self._plan.layers)
-            ]
+            layers = [ms.mint.zeros(shape, dtype=self._compute_dtype) for shape in shapes]
         return ms.mutable(layers)
 
 

@@ -13,7 +13,7 @@ from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import Deployment
 
 _GIB = 1 << 30
-_KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 # MindSpore, its compiled graphs and activations, measured on CPU.
 _RUNTIME_BYTES = 700 << 20
 
@@ -23,7 +23,7 @@ def cache_blocks(deployment: Deployment, plan: ModelPlan, kv_dtype: str | None) 
     gib = deployment.serving.kv_cache_gib
     if gib == 0:
         return plan.num_blocks
-    element = _KV_BYTES[kv_dtype or str(plan.model_config.get("compute_dtype", "bfloat16"))]
+    element = KV_BYTES[kv_dtype or str(plan.model_config.get("compute_dtype", "bfloat16"))]
     block = plan.kv_block_bytes(element)
     blocks = int(gib * _GIB / block)
     if blocks < 1:
@@ -63,11 +63,17 @@ def check_host(
     entries: Mapping[str, TensorEntry],
     num_blocks: int,
     available: int | None = None,
+    *,
+    weight_bytes: float = 4.0,
+    kv_bytes: int = 4,
 ) -> None:
-    """Refuses a CPU deployment that the machine's memory cannot hold. Raises ConfigError."""
+    """Refuses a CPU deployment that the machine's memory cannot hold. Raises ConfigError.
+
+    `weight_bytes` and `kv_bytes` are what one weight and one element of the cache take.
+    """
     free = available_bytes() if available is None else available
-    weights = sum(4 * math.prod(entry.shape) for entry in entries.values())
-    cache = num_blocks * plan.kv_block_bytes(4)
+    weights = weight_bytes * sum(math.prod(entry.shape) for entry in entries.values())
+    cache = num_blocks * plan.kv_block_bytes(kv_bytes)
     if free is None or weights + cache + _RUNTIME_BYTES <= free:
         return
     raise ConfigError(

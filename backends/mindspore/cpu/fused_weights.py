@@ -1,4 +1,4 @@
-"""Reads a checkpoint's safetensors into the packed weights of the fused kernels.
+"""A checkpoint's tensors into the packed weights of the fused kernels.
 
 The files are mapped, not read: one tensor at a time is packed, and bfloat16, which NumPy does not
 know, goes in as its bits. Called on the engine thread; needs no MindSpore.
@@ -7,11 +7,8 @@ know, goes in as its bits. Called on the engine thread; needs no MindSpore.
 from __future__ import annotations
 
 import ctypes
-import json
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +20,11 @@ from mindstream.plugin.errors import ConfigError
 WEIGHTS = {"bf16": 0, "int8": 1, "f32": 2}
 CACHES = {"f32": 0, "bf16": 1}
 SOURCE_TYPES = {"F32": 0, "BF16": 1, "F16": 2}
-_NUMPY_TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<u2")}
+# What a weight takes in memory; int8 has a float32 scale for every 64.
+WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0 + 4 / 64, "f32": 4.0}
 
-EMBEDDING, HEAD, FINAL_NORM = 0, 1, 2
-_GLOBAL = {
-    "model.embed_tokens.weight": EMBEDDING,
-    "lm_head.weight": HEAD,
-    "model.norm.weight": FINAL_NORM,
-}
+EMBEDDING, HEAD = 0, 1
+_GLOBAL = {"model.embed_tokens.weight": EMBEDDING, "lm_head.weight": HEAD, "model.norm.weight": 2}
 _LAYER = {
     "input_layernorm.weight": 3,
     "post_attention_layernorm.weight": 4,
@@ -47,7 +41,7 @@ _LAYER = {
     "self_attn.q_norm.weight": 15,
     "self_attn.k_norm.weight": 16,
 }
-# Some checkpoints carry this table; it is computed.
+# Some checkpoints carry this table; MindFormers computes it.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -63,89 +57,40 @@ class FusedShape:
     head_dim: int
     intermediate: int
     vocab: int
+    block_size: int
     eps: float
     tied: bool  # the head is the embedding
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> FusedShape:
-        """From a Hugging Face config.json. Raises KeyError for a field that is not there."""
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            hidden=hidden,
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"],
-            vocab=config["vocab_size"],
-            eps=config["rms_norm_eps"],
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
-
-    def obstacle(self, block_size: int) -> str | None:
+    def obstacle(self) -> str | None:
         """Why the kernels cannot take this model; None if they can."""
         rules = (
             ("hidden_size", self.hidden, 32, 32768),
             ("intermediate_size", self.intermediate, 32, 32768),
             ("head_dim", self.head_dim, 32, 256),
-            ("block_size", block_size, 16, 32768),
+            ("block_size", self.block_size, 16, 32768),
         )
         for name, value, multiple, most in rules:
             if value <= 0 or value % multiple or value > most:
                 return f"{name} {value} is not a multiple of {multiple} up to {most}"
-        if self.heads % self.kv_heads:
-            return f"num_attention_heads {self.heads} is no multiple of the {self.kv_heads} KV heads"
+        if self.heads * self.head_dim > 32768:
+            return f"{self.heads} heads of {self.head_dim} are more than 32768 columns"
         return None
 
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of a checkpoint, mapped; `data` holds bits where NumPy lacks the type."""
-
-    name: str
-    type: str  # F32, BF16 or F16
-    data: NDArray[Any]
-
-
-def checkpoint_tensors(model_dir: Path) -> Iterator[StoredTensor]:
-    """All tensors of the directory's *.safetensors. Raises ConfigError for a file that is broken."""
-    files = sorted(model_dir.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{model_dir}: no *.safetensors file; the fused kernels read only these")
-    for path in files:
-        yield from _file_tensors(path)
-
-
-def _file_tensors(path: Path) -> Iterator[StoredTensor]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size - 8:
-            raise ConfigError(f"{path}: the file is shorter than its header says")
-        header: dict[str, Any] = json.loads(file.read(length))
-    mapped = np.memmap(path, np.uint8, "r")
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        kind = entry["dtype"]
-        if kind not in SOURCE_TYPES:
-            raise ConfigError(f"{path}: {name} is {kind}; F32, BF16 and F16 can be read")
-        begin, end = (8 + length + at for at in entry["data_offsets"])
-        if end > mapped.size:
-            raise ConfigError(f"{path}: {name} ends behind the end of the file")
-        data = mapped[begin:end].view(_NUMPY_TYPES[kind]).reshape(entry["shape"])
-        yield StoredTensor(name, kind, data)
+    def cache_shape(self, num_blocks: int, cache: str) -> tuple[int, int, int, int]:
+        """Of the float32 array that is the key (or value) cache; bf16 takes half the words."""
+        words = self.block_size * self.head_dim // (2 if cache == "bf16" else 1)
+        return (self.layers, num_blocks, self.kv_heads, words)
 
 
 class FusedWeights:
     """A model inside the kernel library; `handle` is the number its operators are given."""
 
-    def __init__(self, shape: FusedShape, block_size: int, weights: str, cache: str) -> None:
-        """Allocates. Raises ConfigError for shapes or names the kernels do not know."""
-        self.shape = shape
+    def __init__(self, shape: FusedShape, weights: str, cache: str) -> None:
+        """Allocates. Raises ConfigError for shapes the kernels cannot take."""
         self._library = load_library()
         sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim)
-        sizes += (shape.intermediate, shape.vocab, block_size, WEIGHTS[weights], CACHES[cache])
-        array = (ctypes.c_int64 * len(sizes))(*sizes)
+        sizes += (shape.intermediate, shape.vocab, shape.block_size, WEIGHTS[weights])
+        array = (ctypes.c_int64 * 10)(*sizes, CACHES[cache])
         create = self._library.mindstream_model_create
         create.restype = ctypes.c_int64
         self.handle: int = create(array, ctypes.c_float(shape.eps))
@@ -153,19 +98,20 @@ class FusedWeights:
             raise ConfigError(f"the fused CPU kernels cannot take this model: {self._error()}")
         self._tied, self._int8 = shape.tied, weights == "int8"
 
-    def put(self, tensor: StoredTensor) -> None:
-        """Packs one tensor. Raises ConfigError for one that has no place or another shape."""
-        what, layer = self._place(tensor.name)
-        if what is None:
+    def put(self, name: str, kind: str, data: NDArray[Any]) -> None:
+        """Packs one tensor; `kind` is F32, BF16 or F16, the latter two as bits.
+
+        Raises ConfigError for one that has no place or another shape.
+        """
+        what, layer = _place(name)
+        if what is None or (what == HEAD and self._tied):
             return
         if what == EMBEDDING and self._tied:
-            self._put(tensor, HEAD, layer)
+            self._put(name, kind, data, HEAD, 0)
             # Rows of the packed head serve as the embedding, except where it is rounded to int8.
             if not self._int8:
                 return
-        if what == HEAD and self._tied:
-            return
-        self._put(tensor, what, layer)
+        self._put(name, kind, data, what, layer)
 
     def finish(self) -> None:
         """Raises ConfigError naming a tensor that is missing."""
@@ -178,45 +124,32 @@ class FusedWeights:
             self._library.mindstream_model_free(ctypes.c_int64(self.handle))
             self.handle = 0
 
-    def _place(self, name: str) -> tuple[int | None, int]:
-        if name in _GLOBAL:
-            return _GLOBAL[name], 0
-        match = _LAYER_NAME.fullmatch(name)
-        if match and match[2] in _LAYER:
-            return _LAYER[match[2]], int(match[1])
-        if _IGNORED.search(name):
-            return None, 0
-        raise ConfigError(f"the fused CPU kernels have no place for the tensor {name}")
-
-    def _put(self, tensor: StoredTensor, what: int, layer: int) -> None:
-        data = np.ascontiguousarray(tensor.data)
+    def _put(self, name: str, kind: str, data: NDArray[Any], what: int, layer: int) -> None:
+        data = np.require(data, requirements=["C", "A"])
         rows, columns = data.shape if data.ndim == 2 else (1, data.size)
         error = self._library.mindstream_model_put(
             ctypes.c_int64(self.handle),
             ctypes.c_int64(layer),
             what,
             ctypes.c_void_p(data.ctypes.data),
-            SOURCE_TYPES[tensor.type],
+            SOURCE_TYPES[kind],
             ctypes.c_int64(rows),
             ctypes.c_int64(columns),
         )
         if error:
-            raise ConfigError(f"{tensor.name} {list(data.shape)}: {self._error()}")
+            raise ConfigError(f"{name} {list(data.shape)}: {self._error()}")
 
     def _error(self) -> str:
         return str(self._library.mindstream_error().decode())
 
 
-def load_checkpoint(
-    model_dir: Path, shape: FusedShape, block_size: int, weights: str, cache: str
-) -> FusedWeights:
-    """Packs a whole checkpoint. Raises ConfigError with the reason if it cannot."""
-    loaded = FusedWeights(shape, block_size, weights, cache)
-    try:
-        for tensor in checkpoint_tensors(model_dir):
-            loaded.put(tensor)
-        loaded.finish()
-    except BaseException:
-        loaded.close()
-        raise
-    return loaded
+def _place(name: str) -> tuple[int | None, int]:
+    """(tensor number of the C interface, layer); None for what is not needed."""
+    if name in _GLOBAL:
+        return _GLOBAL[name], 0
+    match = _LAYER_NAME.fullmatch(name)
+    if match and match[2] in _LAYER:
+        return _LAYER[match[2]], int(match[1])
+    if _IGNORED.search(name):
+        return None, 0
+    raise ConfigError(f"the fused CPU kernels have no place for the tensor {name}")

@@ -7,14 +7,19 @@ compiled after it. `select` chooses the set from `serving.cpu.kernels`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from mindstream.backends.mindspore.config import ModelPlan
+from mindstream.backends.mindspore.cpu import fused
 from mindstream.backends.mindspore.cpu.library import library_path
+from mindstream.backends.mindspore.weights import TensorEntry
 from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import CpuConfig
+
+log = logging.getLogger("mindstream.mindspore")
 
 
 class KernelSet(Protocol):
@@ -22,20 +27,34 @@ class KernelSet(Protocol):
 
     name: str  # of serving.cpu.kernels, for the log and the key of the graph cache
     kv_dtype: str  # numpy name of the KV cache's elements
-    external_cache: bool  # the graph takes the KV cache as inputs; else the set owns it
+    owns_weights: bool  # `load` takes the weights; else MindFormers' parameters do
+    weight_bytes: float  # memory of one weight
 
     def building(self) -> AbstractContextManager[None]:
         """While it is open, MindFormers' module specs give the set's cells."""
 
+    def load(self, entries: Mapping[str, TensorEntry]) -> None:
+        """Takes the checkpoint's tensors if the set owns the weights. Raises ConfigError."""
+
     def install(self, model: Any, num_blocks: int) -> None:
         """Replaces parts of the built and filled model, before its graph is compiled."""
+
+    def cache_shapes(self, num_blocks: int) -> list[tuple[int, ...]]:
+        """Of the float32 arrays that are the key cache, and of those that are the value cache."""
 
 
 def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
     """The set that `serving.cpu.kernels` names; raises ConfigError if it cannot be had."""
     asked = config.kernels
-    if asked == "fused":
-        raise ConfigError("serving.cpu.kernels: 'fused' is not available; use auto.")
+    if asked in ("auto", "fused"):
+        obstacle = fused.obstacle(plan)
+        if obstacle is None:
+            return fused.FusedKernels(config, plan)
+        log.warning(
+            "serving.cpu.kernels %s: %s; MindSpore's operators run instead, several times slower",
+            asked,
+            obstacle,
+        )
     built = library_path() is not None
     if asked == "attention" and not built:
         raise ConfigError(
@@ -51,10 +70,17 @@ def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
     return AttentionKernels(plan)
 
 
+def layer_caches(plan: ModelPlan, num_blocks: int) -> list[tuple[int, ...]]:
+    """MindFormers' own layout: one array a layer."""
+    return [(num_blocks, plan.block_size, plan.kv_heads, plan.head_dim)] * plan.layers
+
+
 class _StockBase:
     """Stock operators for the norm, the rotary embedding and everything MindFormers has for CPU."""
 
     kv_dtype = "float32"
+    owns_weights = False
+    weight_bytes = 4.0
 
     def __init__(self, plan: ModelPlan) -> None:
         self._plan = plan
@@ -84,6 +110,12 @@ class _StockBase:
     def _attention_cell(self) -> Callable[..., Any]:
         raise NotImplementedError
 
+    def load(self, entries: Mapping[str, TensorEntry]) -> None:
+        raise NotImplementedError
+
+    def cache_shapes(self, num_blocks: int) -> list[tuple[int, ...]]:
+        return layer_caches(self._plan, num_blocks)
+
     def install(self, model: Any, num_blocks: int) -> None:
         from mindstream.backends.mindspore.cpu import cells
 
@@ -97,7 +129,6 @@ class AttentionKernels(_StockBase):
     """Stock operators and the compiled ragged paged attention."""
 
     name = "attention"
-    external_cache = True
 
     def _attention_cell(self) -> Callable[..., Any]:
         from mindstream.backends.mindspore.cpu import cells
@@ -112,7 +143,6 @@ class StockKernels(_StockBase):
     """MindSpore's own operators alone, for machines without a C++ compiler. Slow."""
 
     name = "stock"
-    external_cache = False
 
     def _attention_cell(self) -> Callable[..., Any]:
         from mindstream.backends.mindspore.cpu import stock_attention
@@ -124,3 +154,6 @@ class StockKernels(_StockBase):
         plan = self._plan
         for layer in model.model.decoder.layers:
             layer.self_attention.core_attention.allocate(num_blocks, plan.block_size, plan.kv_heads)
+
+    def cache_shapes(self, num_blocks: int) -> list[tuple[int, ...]]:
+        return layer_caches(self._plan, 1)  # the cells own the cache

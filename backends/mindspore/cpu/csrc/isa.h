@@ -76,8 +76,7 @@ struct StackArgs {
 
 struct HeadArgs {
   const Matrix *head;
-  const float *hidden;  // [T, hidden]
-  const int32_t *rows;  // [R]
+  const float *hidden;  // [R, hidden]
   int64_t count;
   float *logits;  // [R, vocab]
   Rows acts;

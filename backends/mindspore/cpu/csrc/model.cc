@@ -177,8 +177,8 @@ void Model::run(StackArgs &args) {
   run_parallel([](const Team &team, void *context) { kernels().stack(*static_cast<StackArgs *>(context), team); }, &args);
 }
 
-void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits) {
-  HeadArgs args = {&head_.matrix, hidden, rows, count, logits, {}};
+void Model::head(const float *hidden, int64_t count, float *logits) {
+  HeadArgs args = {&head_.matrix, hidden, count, logits, {}};
   reserve_rows(args.acts, head_rows_, count, dims_.hidden);
   run_parallel([](const Team &team, void *context) { kernels().head(*static_cast<HeadArgs *>(context), team); }, &args);
 }

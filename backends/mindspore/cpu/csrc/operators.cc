@@ -127,8 +127,9 @@ EXPORT std::vector<int64_t> TokenEmbeddingInferShape(int *, int64_t **shapes, vo
 EXPORT int TokenEmbeddingInferType(std::vector<int> types, void *) { return types[1]; }
 
 // model[1] (int64) hidden[T,hidden] cos[T,D] sin[T,D] (float32) slots[T] block_tables[B,W]
-// q_seq_lens[B] batch_valid_length[B] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32,
-// or int16 that holds bf16) -> hidden[T,hidden] after all layers and the final norm.
+// q_seq_lens[B] batch_valid_length[B] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32;
+// a bf16 cache is declared float32 too, with half the last dimension, as MindFormers' graph takes
+// caches of its compute type alone) -> hidden[T,hidden] after all layers and the final norm.
 // Writes the caches in place; a negative slot writes nothing.
 EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *, void *) {
   const char *const name = "DecoderStack";
@@ -140,8 +141,8 @@ EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *
   for (int i = 8; i < 10; i++) {
     if (s[i][0] != d.layers) return refuse(name, "layers of the cache", s[i][0], d.layers);
     if (s[i][2] != d.kv_heads) return refuse(name, "KV heads of the cache", s[i][2], d.kv_heads);
-    if (s[i][3] != d.block_size * d.head_dim)
-      return refuse(name, "block of the cache", s[i][3], d.block_size * d.head_dim);
+    const int64_t block = d.block_size * d.head_dim / (d.cache == mindstream::Cache::kBf16 ? 2 : 1);
+    if (s[i][3] != block) return refuse(name, "block of the cache", s[i][3], block);
   }
   StackArgs a = {};
   a.tokens = s[1][0];
@@ -171,22 +172,19 @@ EXPORT std::vector<int64_t> DecoderStackInferShape(int *ndims, int64_t **shapes,
 
 EXPORT int DecoderStackInferType(std::vector<int> types, void *) { return types[1]; }
 
-// model[1] (int64) like[vocab] (float32: only its shape and type count) hidden[T,hidden] (float32)
-// rows[R] (int32) -> logits[R,vocab] (float32) of these rows.
+// model[1] (int64) like[vocab] (float32: only its shape and type count) hidden[R,hidden] (float32)
+// -> logits[R,vocab] (float32).
 EXPORT int VocabHead(int, void **p, int *, int64_t **s, const char **, void *, void *) {
   Model *model = mindstream::find_model(*as<int64_t>(p[0]));
   if (!model) return refuse("VocabHead", "no such model", *as<int64_t>(p[0]), 0);
   if (s[1][0] != model->dims().vocab) return refuse("VocabHead", "vocabulary", s[1][0], model->dims().vocab);
   if (s[2][1] != model->dims().hidden) return refuse("VocabHead", "hidden size", s[2][1], model->dims().hidden);
-  const int32_t *rows = as<const int32_t>(p[3]);
-  for (int64_t i = 0; i < s[3][0]; i++)
-    if (rows[i] < 0 || rows[i] >= s[2][0]) return refuse("VocabHead", "row outside the batch", rows[i], s[2][0]);
-  model->head(as<const float>(p[2]), rows, s[3][0], as<float>(p[4]));
+  model->head(as<const float>(p[2]), s[2][0], as<float>(p[3]));
   return 0;
 }
 
 EXPORT std::vector<int64_t> VocabHeadInferShape(int *, int64_t **shapes, void *) {
-  return {shapes[3][0], shapes[1][0]};
+  return {shapes[2][0], shapes[1][0]};
 }
 
 EXPORT int VocabHeadInferType(std::vector<int> types, void *) { return types[1]; }

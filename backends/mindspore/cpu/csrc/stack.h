@@ -60,7 +60,7 @@ void run_head(const HeadArgs &h, const Team &team) {
   const int64_t tile = tile_rows(h.count, kTile), hidden = h.head->depth;
   float x[kMaxDepth + kGroup];
   for (int64_t i = team.rank; i < h.count; i += team.size) {
-    memcpy(x, h.hidden + h.rows[i] * hidden, hidden * sizeof(float));
+    memcpy(x, h.hidden + i * hidden, hidden * sizeof(float));
     put_row<W>(h.acts, i, tile, hidden, x);
   }
   team.barrier();
