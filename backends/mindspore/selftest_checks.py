@@ -1,4 +1,4 @@
-"""The self-test's checks of a model, step by step. In a process of their own; no engine, no HTTP."""
+"""The self-test's checks of a model, step by step. In a process of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from mindstream.backends.engine.step_model import Batch, Float32
 from mindstream.backends.mindspore.config import plan_model
 from mindstream.backends.mindspore.step_model import MindSporeStepModel
+from mindstream.plugin.backend import Limits
 from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.tokenizer import open_tokenizer
@@ -54,7 +55,7 @@ def check_model(deployment: Deployment) -> list[Outcome]:
     if model.kernels == "fused":
         dtype = deployment.serving.cpu.weights  # no float32 arithmetic
     trial = _Trial(model, limits.block_size, _TOLERANCE.get(dtype, _HALF_TOLERANCE))
-    prompts = _prompts(limits.vocab_size, limits.max_seq_len, limits.num_blocks)
+    prompts = _prompts(limits)
     checks: list[Callable[[], list[Outcome]]] = [
         lambda: [trial.decode_against_prefill(prompts[0])],
         lambda: [trial.batched_against_single(prompts)],
@@ -70,12 +71,12 @@ def check_model(deployment: Deployment) -> list[Outcome]:
     return outcomes
 
 
-def _prompts(vocab: int, max_seq_len: int, num_blocks: int) -> list[list[int]]:
-    """Random prompts of several lengths that fit the deployment."""
+def _prompts(limits: Limits) -> list[list[int]]:
+    """Up to four random prompts of several lengths that fit into the cache together."""
     random = np.random.RandomState(1)
-    most = min(40, max_seq_len - 1, num_blocks - 1)
+    most = min(40, limits.max_seq_len - 1, max(1, limits.num_blocks // 4) * limits.block_size)
     lengths = sorted({max(1, min(n, most)) for n in (most, 17, 8, 1)}, reverse=True)
-    return [random.randint(0, vocab, n).tolist() for n in lengths]
+    return [random.randint(0, limits.vocab_size, n).tolist() for n in lengths]
 
 
 class _Trial:
@@ -98,7 +99,7 @@ class _Trial:
         lengths = np.array([len(new) for new, _, _ in work], np.int32)
         width = max(len(blocks) for _, _, blocks in work)
         tables = [blocks + [-1] * (width - len(blocks)) for _, _, blocks in work]
-        last = np.cumsum(lengths) - 1
+        last = np.cumsum(lengths, dtype=np.int32) - 1
         return self._model.forward(
             Batch(
                 token_ids=np.array([t for new, _, _ in work for t in new], np.int32),
@@ -129,9 +130,8 @@ class _Trial:
         """All prompts in one step, against each alone."""
         longest = max(map(len, prompts))
         alone = [self.run([(p, 0, self.blocks(0, longest))], rows=False)[0] for p in prompts]
-        fits = [(p, 0, self.blocks(0, longest)) for p in prompts[:1]]
-        fits += [(p, 0, self.blocks(i, longest)) for i, p in enumerate(prompts) if i > 0]
-        together = self.run(fits, rows=False)
+        work = [(p, 0, self.blocks(i, longest)) for i, p in enumerate(prompts)]
+        together = self.run(work, rows=False)
         return self._compare("batched against single", together, np.stack(alone))
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:

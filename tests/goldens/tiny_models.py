@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 26, 43, 38, 32, 79, 50, 28, 84, 197, 169, 9]
 
@@ -61,7 +62,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(name: str) -> dict[str, np.ndarray]:
+def tensors(name: str) -> dict[str, NDArray[np.float32]]:
     """The model's tensors in float32; every value is exact in bfloat16 and in float16.
 
     So the three file types hold the same model and share one reference.
@@ -71,7 +72,7 @@ def tensors(name: str) -> dict[str, np.ndarray]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     dim = config.get("head_dim", hidden // config["num_attention_heads"])
     q_rows, kv_rows = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, NDArray[np.float32]] = {}
 
     def add(key: str, *shape: int, mean: float = 0.0, scale: float = 0.12) -> None:
         values = np.clip(random.standard_normal(shape) * scale, -0.9, 0.9)
@@ -113,7 +114,7 @@ def write_model(folder: Path, name: str, dtype: str = "F32", shards: int = 1) ->
     return folder
 
 
-def write_safetensors(path: Path, part: dict[str, np.ndarray], dtype: str) -> None:
+def write_safetensors(path: Path, part: dict[str, NDArray[np.float32]], dtype: str) -> None:
     """The safetensors format by hand: numpy has no bfloat16."""
     header: dict[str, Any] = {}
     pieces: list[bytes] = []

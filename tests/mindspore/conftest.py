@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 from mindstream.backends.engine.step_model import Batch
 from mindstream.plugin import paths
@@ -52,13 +53,13 @@ class Worker:
         self.limits = answer[1]
         return self
 
-    def forward(self, batch: Batch) -> np.ndarray:
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
         answer = self.ask("forward", batch)
         assert answer[0] == "ok", answer
-        logits: np.ndarray = answer[1]
+        logits: NDArray[np.float32] = answer[1]
         return logits
 
-    def step(self, sequences: Sequences, rows: Sequence[int] | None = None) -> np.ndarray:
+    def step(self, sequences: Sequences, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
         return self.forward(make_batch(sequences, self.limits.block_size, rows))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytestmark = pytest.mark.model
 TOLERANCE = 1e-4
@@ -41,9 +42,11 @@ def blocks_of(index: int) -> list[int]:
     return [index + 7 * i for i in range(8)]
 
 
-def alone(model: Any, prompt: list[int], index: int) -> np.ndarray:
+def alone(model: Any, prompt: list[int], index: int) -> NDArray[np.float32]:
     """Logits [len(prompt), vocab] of one full prefill."""
-    logits: np.ndarray = model.step([(prompt, 0, blocks_of(index))], rows=range(len(prompt)))
+    logits: NDArray[np.float32] = model.step(
+        [(prompt, 0, blocks_of(index))], rows=range(len(prompt))
+    )
     return logits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -207,7 +208,7 @@ def test_versions(
         if name != package:
             return environment.SUPPORTED[name]
         if installed is None:
-            raise environment.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return installed
 
     monkeypatch.setattr(environment, "version", version)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -23,7 +24,7 @@ HIDDEN, INNER = HEADS * DIM, 64
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
-def original() -> dict[str, np.ndarray]:
+def original() -> dict[str, NDArray[np.float32]]:
     """The tensors as a Hugging Face checkpoint has them."""
     random = np.random.RandomState(3)
     shapes = {
@@ -42,7 +43,7 @@ def original() -> dict[str, np.ndarray]:
     return {name: random.randn(*shape).astype(np.float32) for name, shape in found.items()}
 
 
-def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
+def interleave(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """What llama.cpp does to q and k: the two halves of each head row by row in turn."""
     split = rows.reshape(heads, 2, -1, rows.shape[1])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(rows.shape))
