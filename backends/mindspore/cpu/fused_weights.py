@@ -88,8 +88,8 @@ class FusedWeights:
     def __init__(self, shape: FusedShape, weights: str, cache: str) -> None:
         """Allocates. Raises ConfigError for shapes the kernels cannot take."""
         self._library = load_library()
-        sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim)
-        sizes += (shape.intermediate, shape.vocab, shape.block_size, WEIGHTS[weights])
+        sizes = [shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim]
+        sizes += [shape.intermediate, shape.vocab, shape.block_size, WEIGHTS[weights]]
         array = (ctypes.c_int64 * 10)(*sizes, CACHES[cache])
         create = self._library.mindstream_model_create
         create.restype = ctypes.c_int64

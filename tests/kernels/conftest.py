@@ -1,0 +1,187 @@
+"""What the kernel tests share: calling an operator as MindSpore does, and a NumPy decoder."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mindstream.backends.mindspore.cpu.fused_weights import FusedShape, FusedWeights
+from mindstream.backends.mindspore.cpu.library import library_path, load_library
+
+Array = NDArray[Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if library_path() is None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="the kernels are not built"))
+
+
+def call(symbol: str, *arrays: Array) -> int:
+    """Calls an operator; the last array is the output."""
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError("an operator takes contiguous arrays")
+    n = len(arrays)
+    shapes = [(ctypes.c_int64 * a.ndim)(*a.shape) for a in arrays]
+    data = (ctypes.c_void_p * n)(*[a.ctypes.data for a in arrays])
+    ndims = (ctypes.c_int * n)(*[a.ndim for a in arrays])
+    table = (ctypes.c_void_p * n)(*[ctypes.addressof(s) for s in shapes])
+    error: int = getattr(load_library(), symbol)(n, data, ndims, table, None, None, None)
+    return error
+
+
+def i32(values: Any) -> NDArray[np.int32]:
+    return np.ascontiguousarray(values, np.int32)
+
+
+@dataclass
+class Decoder:
+    """Random weights, in the kernels and as float64 for NumPy."""
+
+    shape: FusedShape
+    weights: str
+    cache: str
+    biased: bool
+    normed: bool
+    seed: int
+    blocks: int = 24
+    tensors: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        s, rng = self.shape, np.random.default_rng(self.seed)
+        wide, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        self._add(rng, "model.embed_tokens.weight", s.vocab, s.hidden)
+        self._add(rng, "model.norm.weight", s.hidden)
+        if not s.tied:
+            self._add(rng, "lm_head.weight", s.vocab, s.hidden)
+        for i in range(s.layers):
+            at = f"model.layers.{i}."
+            self._add(rng, at + "input_layernorm.weight", s.hidden)
+            self._add(rng, at + "post_attention_layernorm.weight", s.hidden)
+            for name, rows in (("q", wide), ("k", kv), ("v", kv)):
+                self._add(rng, f"{at}self_attn.{name}_proj.weight", rows, s.hidden)
+                if self.biased:
+                    self._add(rng, f"{at}self_attn.{name}_proj.bias", rows)
+            if self.normed:
+                self._add(rng, at + "self_attn.q_norm.weight", s.head_dim)
+                self._add(rng, at + "self_attn.k_norm.weight", s.head_dim)
+            self._add(rng, at + "self_attn.o_proj.weight", s.hidden, wide)
+            self._add(rng, at + "mlp.gate_proj.weight", s.intermediate, s.hidden)
+            self._add(rng, at + "mlp.up_proj.weight", s.intermediate, s.hidden)
+            self._add(rng, at + "mlp.down_proj.weight", s.hidden, s.intermediate)
+        self.loaded = FusedWeights(s, self.weights, self.cache)
+        for name, data in self.tensors.items():
+            self.loaded.put(name, "F32", data)
+        self.loaded.finish()
+        # Rows nobody wrote must not matter: they hold NaN, in bfloat16 too.
+        shape = s.cache_shape(self.blocks, self.cache)
+        fill = np.full(shape, 0x7FC17FC1, np.uint32)
+        self.keys, self.values = fill.view(np.float32), fill.copy().view(np.float32)
+        self.model = np.array([self.loaded.handle], np.int64)
+
+    def _add(self, rng: np.random.Generator, name: str, *shape: int) -> None:
+        scale = 1.0 if len(shape) == 1 else shape[1] ** -0.5
+        data = rng.standard_normal(shape, np.float32) * np.float32(scale)
+        if self.weights == "bf16" and len(shape) == 2:  # then packing rounds nothing
+            data = (data.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        self.tensors[name] = data
+
+    def rotary(self, positions: Array) -> tuple[Array, Array]:
+        half = self.shape.head_dim // 2
+        angles = positions[:, None] / 10000.0 ** (np.arange(half) / half)
+        angles = np.concatenate([angles, angles], 1)
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def run(self, batch: list[tuple[list[int], int, list[int]]]) -> tuple[Array, Array]:
+        """`batch`: (new token ids, tokens cached, blocks) a sequence. Hidden rows and logits."""
+        s, size = self.shape, self.shape.block_size
+        ids = i32([t for new, _, _ in batch for t in new])
+        positions = np.concatenate([np.arange(n, n + len(new)) for new, n, _ in batch])
+        slots = [
+            blocks[p // size] * size + p % size
+            for new, n, blocks in batch
+            for p in range(n, n + len(new))
+        ]
+        width = max(len(blocks) for _, _, blocks in batch)
+        tables = [blocks + [-1] * (width - len(blocks)) for _, _, blocks in batch]
+        hidden = np.zeros((len(ids), s.hidden), np.float32)
+        like = np.zeros(s.hidden, np.float32)
+        assert call("TokenEmbedding", self.model, like, ids, hidden) == 0
+        out, lens = np.zeros_like(hidden), [len(new) for new, _, _ in batch]
+        inputs: list[Array] = [self.model, hidden, *self.rotary(positions), i32(slots), i32(tables), i32(lens)]
+        inputs += [i32([n + len(new) for new, n, _ in batch]), self.keys, self.values]
+        assert call("DecoderStack", *inputs, out) == 0
+        logits, like = np.zeros((len(ids), s.vocab), np.float32), np.zeros(s.vocab, np.float32)
+        assert call("VocabHead", self.model, like, out, logits) == 0
+        return out, logits
+
+    def expected(self, ids: list[int]) -> tuple[Array, Array]:
+        """The whole sequence at once in float64: hidden rows and logits."""
+        s, w = self.shape, {k: v.astype(np.float64) for k, v in self.tensors.items()}
+        x = w["model.embed_tokens.weight"][ids]
+        cos, sin = (t.astype(np.float64)[:, None] for t in self.rotary(np.arange(len(ids))))
+        for i in range(s.layers):
+            at = f"model.layers.{i}."
+            layer = {k[len(at) :]: v for k, v in w.items() if k.startswith(at)}
+            y = _norm(x, layer["input_layernorm.weight"], s.eps)
+            x = x + self._attention(layer, y, cos, sin)
+            y = _norm(x, layer["post_attention_layernorm.weight"], s.eps)
+            gate = y @ layer["mlp.gate_proj.weight"].T
+            up = y @ layer["mlp.up_proj.weight"].T
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T
+        x = _norm(x, w["model.norm.weight"], s.eps)
+        head = w["model.embed_tokens.weight" if s.tied else "lm_head.weight"]
+        return x, np.asarray(x @ head.T)
+
+    def _attention(self, layer: dict[str, Array], x: Array, cos: Array, sin: Array) -> Array:
+        s, n = self.shape, len(x)
+
+        def heads(name: str, count: int) -> Array:
+            y: Array = x @ layer[f"self_attn.{name}_proj.weight"].T
+            y = y + layer.get(f"self_attn.{name}_proj.bias", 0.0)
+            return np.asarray(y.reshape(n, count, s.head_dim))
+
+        def turned(y: Array, name: str) -> Array:
+            if f"self_attn.{name}_norm.weight" in layer:
+                y = _norm(y, layer[f"self_attn.{name}_norm.weight"], s.eps)
+            a, b = np.split(y, 2, -1)
+            return np.asarray(y * cos + np.concatenate([-b, a], -1) * sin)
+
+        q, k = turned(heads("q", s.heads), "q"), turned(heads("k", s.kv_heads), "k")
+        q = q.reshape(n, s.kv_heads, -1, s.head_dim)
+        scores = np.einsum("ikgd,jkd->kgij", q, k) / np.sqrt(s.head_dim)
+        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out = np.einsum("kgij,jkd->ikgd", weights, heads("v", s.kv_heads)).reshape(n, -1)
+        return np.asarray(out @ layer["self_attn.o_proj.weight"].T)
+
+
+def _norm(x: Array, weight: Array, eps: float) -> Array:
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight)
+
+
+@pytest.fixture(name="call", scope="session")
+def call_fixture() -> Callable[..., int]:
+    return call
+
+
+@pytest.fixture
+def decoder() -> Iterator[Callable[..., Decoder]]:
+    """Makes decoders, and frees their weights after the test."""
+    made: list[Decoder] = []
+
+    def make(*args: Any, **settings: Any) -> Decoder:
+        made.append(Decoder(*args, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.loaded.close()

@@ -1,0 +1,191 @@
+"""The fused decoder against a NumPy decoder in float64, and against itself in other batches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindstream.backends.mindspore.cpu.fused_weights import FusedShape, FusedWeights
+from mindstream.backends.mindspore.cpu.library import load_library, set_threads
+from mindstream.plugin.errors import ConfigError
+
+# layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size, eps, tied
+LLAMA = FusedShape(2, 96, 3, 1, 32, 160, 77, 16, 1e-5, True)
+QWEN2 = FusedShape(1, 64, 4, 4, 32, 96, 50, 32, 1e-6, False)
+QWEN3 = FusedShape(2, 128, 4, 2, 128, 64, 40, 16, 1e-6, True)
+WIDE = FusedShape(1, 64, 26, 2, 32, 32, 33, 48, 1e-6, False)  # 13 heads share keys
+SHAPES = st.sampled_from(
+    [(LLAMA, False, False), (QWEN2, True, False), (QWEN3, False, True), (WIDE, True, True)]
+)
+# Largest difference of a logit whose standard deviation is about 1.
+TOLERANCE = {"f32": 2e-5, "bf16": 0.12, "int8": 0.4}
+Make = Callable[..., Any]
+quick = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def tokens(rng: np.random.Generator, shape: FusedShape, count: int) -> list[int]:
+    return [int(i) for i in rng.integers(0, shape.vocab, count)]
+
+
+@given(
+    SHAPES,
+    st.sampled_from(["f32", "bf16", "int8"]),
+    st.sampled_from(["f32", "bf16"]),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+)
+@quick
+def test_equals_numpy_through_the_paged_cache(
+    decoder: Make,
+    model: tuple[FusedShape, bool, bool],
+    weights: str,
+    cache: str,
+    lengths: list[tuple[int, int]],
+    seed: int,
+) -> None:
+    """First what is cached, sequence by sequence, then all new tokens in one ragged batch."""
+    shape, biased, normed = model
+    rng = np.random.default_rng(seed)
+    made = decoder(shape, weights, cache, biased, normed, seed)
+    order, batch, whole = list(rng.permutation(made.blocks)), [], []
+    for cached, new in lengths:
+        ids = tokens(rng, shape, cached + new)
+        blocks = [int(order.pop()) for _ in range(-(-len(ids) // shape.block_size))]
+        if cached:
+            made.run([(ids[:cached], 0, blocks)])
+        batch.append((ids[cached:], cached, blocks))
+        whole.append(ids)
+    _, logits = made.run(batch)
+    want = [made.expected(ids)[1][cached:] for ids, (cached, _) in zip(whole, lengths, strict=True)]
+    tolerance = TOLERANCE["bf16" if weights == "f32" and cache == "bf16" else weights]
+    np.testing.assert_allclose(logits, np.concatenate(want), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("cache", ["f32", "bf16"])
+def test_a_row_has_the_same_bits_in_every_batch(decoder: Make, weights: str, cache: str) -> None:
+    """Alone, in a batch of 40, in one prompt, in chunks, and on one thread: not a bit differs."""
+    rng = np.random.default_rng(7)
+    made = decoder(LLAMA, weights, cache, False, False, 1, blocks=100)
+    ids = tokens(rng, LLAMA, 70)
+    blocks, far = [3, 9, 1, 7, 5], list(range(10, 96))
+    whole = made.run([(ids, 0, blocks)])[1]
+    chunks = [made.run([(ids[a:b], a, blocks)])[1] for a, b in ((0, 33), (33, 34), (34, 70))]
+    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    crowd = [([7], 0, [far[i]]) for i in range(30)] + [(ids[50:], 50, blocks)]
+    crowd += [([1, 2, 3], 0, [far[30]]), ([5], 0, [far[31]])]
+    np.testing.assert_array_equal(made.run(crowd)[1][30:50], whole[50:])
+    set_threads(1)
+    try:
+        np.testing.assert_array_equal(made.run([(ids[50:], 50, blocks)])[1], whole[50:])
+    finally:
+        set_threads(0)
+
+
+@pytest.mark.parametrize("cache", ["f32", "bf16"])
+def test_a_long_context_split_over_threads_has_the_same_bits(decoder: Make, cache: str) -> None:
+    rng = np.random.default_rng(3)
+    made = decoder(LLAMA, "f32", cache, False, False, 2, blocks=80)
+    ids, blocks = tokens(rng, LLAMA, 1200), [int(i) for i in rng.permutation(80)[:76]]
+    made.run([(ids[:-1], 0, blocks)])
+    alone = made.run([(ids[-1:], 1199, blocks)])[1]  # little work: split by 512 keys
+    others = [([i % 70], 0, [int(b)]) for i, b in enumerate(set(range(80)) - set(blocks))] * 8
+    together = made.run([(ids[-1:], 1199, blocks), *others])[1]
+    np.testing.assert_array_equal(alone[0], together[0])
+    tolerance = 5e-5 if cache == "f32" else 0.1
+    np.testing.assert_allclose(alone[0], made.expected(ids)[1][-1], atol=tolerance, rtol=tolerance)
+
+
+def test_what_a_stranger_left_in_a_block_does_not_matter(decoder: Make) -> None:
+    """The tail of a block may hold NaN of a sequence that was broken."""
+    made = decoder(LLAMA, "bf16", "bf16", False, False, 4)
+    first = made.run([([1, 2, 3], 0, [0])])[1]
+    made.keys[:], made.values[:] = np.nan, np.nan
+    np.testing.assert_array_equal(made.run([([1, 2, 3], 0, [0])])[1], first)
+    assert np.isfinite(first).all()
+
+
+def test_bf16_and_f16_checkpoints_are_read_as_their_values(decoder: Make) -> None:
+    made = decoder(QWEN2, "f32", "f32", True, False, 5)
+    want = made.run([([4, 5, 6], 0, [1])])[1]
+    for kind in ("BF16", "F16"):
+        loaded = FusedWeights(QWEN2, "f32", "f32")
+        for name, data in made.tensors.items():
+            if kind == "BF16":
+                bits = (data.view(np.uint32) >> 16).astype(np.uint16)
+                exact = (bits.astype(np.uint32) << 16).view(np.float32)
+            else:
+                bits, exact = data.astype(np.float16).view(np.uint16), data.astype(np.float16)
+            made.tensors[name] = exact.astype(np.float32)
+            loaded.put(name, kind, bits)
+        loaded.finish()
+        own = made.model[0]
+        made.model[0] = loaded.handle
+        got = made.run([([4, 5, 6], 0, [1])])[1]
+        np.testing.assert_allclose(got, made.expected([4, 5, 6])[1], atol=2e-5, rtol=2e-5)
+        assert np.abs(got - want).max() < 0.1
+        made.model[0] = own
+        loaded.close()
+
+
+def test_wrong_tables_and_models_are_refused(
+    decoder: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = decoder(LLAMA, "bf16", "f32", False, False, 6)
+    for batch in ([([1], 0, [999])], [([1], 40, [0])], [([999], 0, [0])]):
+        with pytest.raises((AssertionError, IndexError)):
+            made.run(batch)
+    assert "block outside the cache: 999" in capfd.readouterr().err
+    made.model = np.array([12345], np.int64)
+    with pytest.raises(AssertionError):
+        made.run([([1], 0, [0])])
+    assert "no such model: 12345" in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(decoder: Make) -> None:
+    made = decoder(LLAMA, "bf16", "f32", False, False, 6)
+    loaded = FusedWeights(LLAMA, "bf16", "f32")
+    with pytest.raises(ConfigError, match=r"rotary\.weight"):
+        loaded.put("model.layers.0.rotary.weight", "F32", np.zeros((2, 2), np.float32))
+    with pytest.raises(ConfigError, match=r"q_proj.weight \[4, 96\]: .*96 rows"):
+        bad = np.zeros((4, 96), np.float32)
+        loaded.put("model.layers.0.self_attn.q_proj.weight", "F32", bad)
+    for name, data in made.tensors.items():
+        if name != "model.layers.1.mlp.up_proj.weight":
+            loaded.put(name, "F32", data)
+    with pytest.raises(ConfigError, match="layer 1 has no up weight"):
+        loaded.finish()
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden", 100), ("head_dim", 16), ("block_size", 4), ("intermediate", 50)]
+)
+def test_shapes_the_kernels_cannot_take_are_named(field: str, value: int) -> None:
+    values = {name: getattr(LLAMA, name) for name in LLAMA.__dataclass_fields__}
+    shape = FusedShape(**{**values, field: value})
+    assert str(value) in (shape.obstacle() or "")
+    with pytest.raises(ConfigError, match=str(value)):
+        FusedWeights(shape, "bf16", "f32")
+
+
+def test_idle_threads_use_no_processor_time(decoder: Make) -> None:
+    made = decoder(LLAMA, "bf16", "f32", False, False, 6)
+    made.run([([1], 0, [0])])
+    usage = ctypes.CDLL(None).clock
+    usage.restype = ctypes.c_long
+    import time
+
+    time.sleep(0.05)  # the workers spin for a moment first
+    before = usage()
+    time.sleep(0.3)
+    assert usage() - before < 100_000  # microseconds
+    assert load_library().mindstream_threads() >= 1
