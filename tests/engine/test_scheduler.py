@@ -393,9 +393,9 @@ def test_with_blocks_short_the_waiting_limit_counts_those_that_really_wait(
     simulation.step()  # one runs, one waits: seven free slots are of no use
     simulation.submit(request([9, 9], 1))
     assert [f.kind for f in simulation.failures] == ["Overloaded"]
-    simulation.finish()
-    simulation.submit(request([2], 1))
-    simulation.finish()
+    while not simulation.engine.idle:
+        simulation.step()
+    assert simulation.engine.scheduler.capacity == 9  # the last report must say so
     simulation.check()
 
 
@@ -449,6 +449,18 @@ def test_queue_wait_is_the_time_until_the_step_began(deployment: Make) -> None:
     waits = simulation.outcomes[key].queue_waits
     assert waits[0] == (simulation.outcomes[key].first_step - 1) * 1_000_000
     assert waits[1] == 1_000_000  # the clock ticks between two steps
+
+
+def test_prefix_blocks_are_shared_only_within_a_salt(deployment: Make) -> None:
+    simulation = Simulation(deployment())
+
+    def hits(salt: str) -> int:
+        before = simulation.engine.scheduler.stats().prefix_hit_tokens
+        simulation.submit(request([3] * 13, 1, salt=salt))
+        simulation.finish()
+        return simulation.engine.scheduler.stats().prefix_hit_tokens - before
+
+    assert [hits(""), hits("adapter"), hits(""), hits("adapter")] == [0, 0, 12, 12]
 
 
 def test_a_model_that_gives_the_wrong_shape_is_an_error_of_the_step(deployment: Make) -> None:
