@@ -149,8 +149,14 @@ def start_worker() -> Iterator[Callable[[], Worker]]:
 
 
 @pytest.fixture(scope="session")
+def lab(start_worker: Callable[[], Worker]) -> Worker:
+    """One process for the small models, which are loaded into it one after the other."""
+    return start_worker()
+
+
+@pytest.fixture(scope="session")
 def demo(start_worker: Callable[[], Worker]) -> Worker:
-    """The demo model with the compiled attention and MindSpore's own operators."""
+    """The demo model with float32 weights, by the kernels that `auto` chooses here."""
     if not (paths.models_dir() / "smollm2-135m").is_dir():
         pytest.skip("the demo model is not pulled: mindstream pull smollm2-135m")
-    return start_worker().load("smollm2-135m", cpu__kernels="attention")
+    return start_worker().load("smollm2-135m", cpu__weights="f32")

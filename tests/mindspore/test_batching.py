@@ -1,8 +1,7 @@
 """What a step computes does not depend on what else is in it, nor on how a prompt was cut.
 
-On MindSpore's own CPU operators this holds to rounding: its MatMul sums in another order for 1, up
-to 15, up to about 80 and more rows. The fused kernels promise it bit for bit; they have their own
-tests.
+The fused kernels promise it bit for bit. On MindSpore's own CPU operators it holds to rounding: its
+MatMul sums in another order for 1, up to 15, up to about 80 and more rows.
 """
 
 from __future__ import annotations
@@ -20,14 +19,23 @@ pytestmark = pytest.mark.model
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=["attention", "stock"])
-def small(
-    request: pytest.FixtureRequest,
-    tiny_deployment: Callable[..., Path],
-    start_worker: Callable[[], Any],
-) -> Any:
-    """tiny-qwen3 with blocks of 4 tokens, on each of the two kinds of operators."""
-    return start_worker().load(tiny_deployment("tiny-qwen3"), cpu__kernels=request.param)
+@pytest.fixture(scope="module", params=["attention", "stock", "fused"])
+def small(request: pytest.FixtureRequest, tiny_deployment: Callable[..., Path], lab: Any) -> Any:
+    """tiny-qwen3 on each of the three kinds of operators, in the smallest blocks they take."""
+    kernels = request.param
+    settings = {"cpu__kernels": kernels, "cpu__weights": "f32"}
+    settings["model__model_config__block_size"] = "16" if kernels == "fused" else "4"
+    model = lab.load(tiny_deployment("tiny-qwen3"), **settings)
+    model.exact = kernels == "fused"
+    return model
+
+
+def assert_same(model: Any, got: NDArray[np.float32], expected: Any) -> None:
+    """Bit for bit where the kernels promise it, else to rounding."""
+    if model.exact:
+        np.testing.assert_array_equal(got, expected)
+    else:
+        assert np.abs(got - expected).max() < TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +61,7 @@ def alone(model: Any, prompt: list[int], index: int) -> NDArray[np.float32]:
 def test_several_prompts_in_one_step(small: Any, prompts: list[list[int]]) -> None:
     expected = [alone(small, prompt, 0)[-1] for prompt in prompts]
     together = small.step([(p, 0, blocks_of(i)) for i, p in enumerate(prompts)])
-    assert np.abs(together - expected).max() < TOLERANCE
+    assert_same(small, together, expected)
 
 
 def test_chunks_mixed_with_decodes(small: Any, prompts: list[list[int]]) -> None:
@@ -67,30 +75,30 @@ def test_chunks_mixed_with_decodes(small: Any, prompts: list[list[int]]) -> None
         got = small.step([(cut[i], done[i], blocks_of(i)) for i in active])
         for row, i in zip(got, active, strict=True):
             done[i] += len(cut[i])
-            assert np.abs(row - expected[i][done[i] - 1]).max() < TOLERANCE, (i, done[i])
+            assert_same(small, row, expected[i][done[i] - 1])
 
 
 def test_blocks_shared_by_two_sequences(small: Any, prompts: list[list[int]]) -> None:
-    """A prefix cache lets sequences read the same blocks: 8 tokens are computed once."""
+    """A prefix cache lets sequences read the same blocks: 16 tokens are computed once."""
     long = prompts[6]
     expected = alone(small, long, 0)
-    small.step([(long[:8], 0, [40, 41])])
-    both = [(long[8:], 8, [40, 41, *range(10, 18)]), (long[8:12], 8, [40, 41, 50])]
+    shared = [40, 41, 42, 43][: 16 // small.limits.block_size]
+    small.step([(long[:16], 0, shared)])
+    both = [(long[16:], 16, [*shared, *range(10, 18)]), (long[16:20], 16, [*shared, 50])]
     got = small.step(both)
-    assert np.abs(got[0] - expected[-1]).max() < TOLERANCE
-    assert np.abs(got[1] - expected[11]).max() < TOLERANCE
+    assert_same(small, got, expected[[-1, 19]])
 
 
 def test_rows_are_chosen_and_none_is_allowed(small: Any, prompts: list[list[int]]) -> None:
     expected = alone(small, prompts[5], 2)
     rows = [0, 3, 16]
     some = small.step([(prompts[5], 0, blocks_of(3))], rows=rows)
-    assert np.abs(some - expected[rows]).max() < TOLERANCE
+    assert_same(small, some, expected[rows])
     # A chunk that is not the last of its prompt: its keys count, its logits do not.
     nothing = small.step([(prompts[5][:9], 0, blocks_of(4))], rows=[])
     assert nothing.shape == (0, 256) and nothing.dtype == np.float32
     rest = small.step([(prompts[5][9:], 9, blocks_of(4))])
-    assert np.abs(rest[0] - expected[-1]).max() < TOLERANCE
+    assert_same(small, rest[0], expected[-1])
 
 
 def test_demo_model_mixes_a_decode_with_a_chunked_prompt(

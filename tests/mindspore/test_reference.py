@@ -34,14 +34,17 @@ def test_demo_model_continues_as_the_reference(
     [
         ("tiny-qwen2", "F32", 1, "attention"),
         ("tiny-qwen2", "BF16", 2, "stock"),
+        ("tiny-qwen2", "F16", 1, "fused"),
         ("tiny-qwen3", "F16", 1, "attention"),
-        ("tiny-llama", "BF16", 1, "attention"),
+        ("tiny-qwen3", "BF16", 1, "fused"),
+        ("tiny-llama", "BF16", 2, "attention"),
+        ("tiny-llama", "F32", 1, "fused"),
     ],
 )
 def test_small_models_agree_at_every_position(
     tiny: ModuleType,
     tiny_deployment: Callable[..., Path],
-    start_worker: Callable[[], Any],
+    lab: Any,
     goldens: dict[str, Any],
     name: str,
     dtype: str,
@@ -49,7 +52,8 @@ def test_small_models_agree_at_every_position(
     kernels: str,
 ) -> None:
     folder = tiny_deployment(name, dtype, shards)
-    model = start_worker().load(folder, cpu__kernels=kernels)
+    size = {"model__model_config__block_size": "16" if kernels == "fused" else "4"}
+    model = lab.load(folder, cpu__kernels=kernels, cpu__weights="f32", **size)
     prompt, reference = tiny.PROMPT, goldens[name]
     full = model.step([(prompt, 0, BLOCKS)], rows=range(len(prompt)))
     assert np.abs(full - reference).max() < 1e-4
@@ -57,4 +61,3 @@ def test_small_models_agree_at_every_position(
     chunk = model.step([(prompt[:5], 0, BLOCKS)])
     steps = [model.step([([prompt[i]], i, BLOCKS)]) for i in range(5, len(prompt))]
     assert np.abs(np.concatenate([chunk, *steps]) - reference[4:]).max() < 1e-4
-    model.close()

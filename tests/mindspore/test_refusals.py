@@ -15,6 +15,7 @@ import yaml
 
 from mindstream.backends.mindspore import environment, memory, weights
 from mindstream.backends.mindspore.config import plan_model
+from mindstream.backends.mindspore.cpu.kernel_sets import select
 from mindstream.backends.mindspore.step_model import MindSporeStepModel
 from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import load_deployment
@@ -116,10 +117,10 @@ def test_yaml(folder: Path, changes: dict[str, Any], expected: str) -> None:
         ({"quantization_config": {"bits": 4}}, r"quantised checkpoints are not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling of type 'llama3'"),
         ({"vocab_size": None}, r"config.json: vocab_size is missing, expected a whole number"),
-        ({"hidden_size": "64"}, r"hidden_size is '64', expected a whole number"),
+        ({"hidden_size": "128"}, r"hidden_size is '128', expected a whole number"),
         ({"num_key_value_heads": 3}, r"num_attention_heads 4 is not a multiple of .* 3"),
-        ({"intermediate_size": 97}, r"gate_proj.weight has shape \[96, 64\], but .* \[97, 64\]"),
-        ({"num_hidden_layers": 4}, r"model.layers.3.input_layernorm.weight of shape \[64\]"),
+        ({"intermediate_size": 97}, r"gate_proj.weight has shape \[96, 128\], but .* \[97, 128\]"),
+        ({"num_hidden_layers": 4}, r"model.layers.3.input_layernorm.weight of shape \[128\]"),
         ({"num_hidden_layers": 2}, r"model.layers.2.\S+ has no place in the model .* 2 layers"),
         ({"model_type": "llama"}, r"self_attn.\w_proj.bias has no place in the model"),
     ],
@@ -190,7 +191,7 @@ def test_cache_size_from_gib(folder: Path) -> None:
     path = write_yaml(folder, serving={"kv_cache_gib": 0.25})
     deployment = load_deployment(path)
     plan = plan_model(deployment)
-    block = 2 * 3 * 4 * 2 * 16 * 4  # k and v, layers, tokens, kv heads, head_dim, bytes
+    block = 2 * 3 * 4 * 2 * 32 * 4  # k and v, layers, tokens, kv heads, head_dim, bytes
     assert memory.cache_blocks(deployment, plan, "float32") == (1 << 28) // block
 
 
@@ -214,6 +215,37 @@ def test_versions(
     monkeypatch.setattr(environment, "version", version)
     with pytest.raises(ConfigError, match=expected):
         environment.versions()
+
+
+@pytest.mark.parametrize(
+    ("serving", "built", "expected"),
+    [
+        ({"kernels": "fused"}, True, r"'fused', but block_size 4 is not a multiple of 16"),
+        ({"kernels": "fused"}, False, r"'fused', but mindstream was installed without a C\+\+"),
+        ({"kernels": "attention"}, False, r"'attention', but .* use 'stock' or install it again"),
+        ({"kernels": "stock", "kv_cache": "bf16"}, True, r"serving.cpu.kv_cache is 'bf16'"),
+    ],
+)
+def test_kernels_that_cannot_be_had(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serving: dict[str, str],
+    built: bool,
+    expected: str,
+) -> None:
+    if not built:
+        monkeypatch.setenv("MINDSTREAM_KERNELS", "/nowhere/_kernels.so")
+    write_yaml(folder, serving={"cpu": serving})
+    assert re.search(expected, refusal(folder))
+
+
+def test_without_a_compiler_auto_means_stock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MINDSTREAM_KERNELS", "/nowhere/_kernels.so")
+    deployment = load_deployment(write_yaml(folder))
+    assert select(deployment.serving.cpu, plan_model(deployment)).name == "stock"
+    assert "installed without a C++ compiler; MindSpore's operators run" in caplog.text
 
 
 def test_a_model_that_cannot_be_loaded_leaves_mindspore_alone(

@@ -50,9 +50,10 @@ def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
         obstacle = fused.obstacle(plan)
         if obstacle is None:
             return fused.FusedKernels(config, plan)
+        if asked == "fused":
+            raise ConfigError(f"serving.cpu.kernels is 'fused', but {obstacle}; use 'auto'.")
         log.warning(
-            "serving.cpu.kernels %s: %s; MindSpore's operators run instead, several times slower",
-            asked,
+            "serving.cpu.kernels auto: %s; MindSpore's operators run, several times slower",
             obstacle,
         )
     built = library_path() is not None
