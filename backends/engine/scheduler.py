@@ -3,7 +3,7 @@
 The caller alternates `schedule` and `update` (or `discard`), with `add`, `stop` and `abort` at any
 moment. One step takes, in this order: waiting requests that fit join the running ones; every
 running sequence that only lacks its last token gets it (decode), so a long prompt stalls nobody;
-what is left of the token budget is shared among the prompts in chunks, most urgent first.
+what is left of the token budget, as far as `pacing` allows, is shared among the prompts in chunks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from mindstream.backends.engine import messages
 from mindstream.backends.engine.kv_blocks import BlockPool
 from mindstream.backends.engine.messages import Delta, Stats
+from mindstream.backends.engine.pacing import Pacer
 from mindstream.backends.engine.residency import Residency
 from mindstream.backends.engine.sequence import Sequence, urgency
 from mindstream.backends.engine.step_model import Batch
@@ -34,6 +35,7 @@ class Step:
     decodes: list[Sequence]
     chunks: list[tuple[Sequence, int]]  # and how many of its tokens
     sampling: list[Sequence]
+    began: float
 
     def members(self) -> Iterator[Sequence]:
         """Every sequence of the step, in batch order."""
@@ -67,6 +69,7 @@ class Scheduler:
         self._in_flight = False
         self._arrivals = 0
         self._stats = Stats()
+        self._pacer = Pacer()
 
     @property
     def idle(self) -> bool:
@@ -154,11 +157,14 @@ class Scheduler:
         for sequence in self._residency.admit(self._budget, now):
             self._count_prompt(sequence)
         decodes = self._residency.pick_decodes(now)
-        chunks = self._pick_chunks(self._budget - len(decodes))
+        prompts = self._residency.waiting + self._residency.running - len(decodes)
+        budget = self._budget - len(decodes)
+        chunks = self._pick_chunks(self._pacer.allowance(budget, len(decodes), prompts))
         if not decodes and not chunks:
             return None
         sampling = decodes + [s for s, count in chunks if count == s.pending]
-        step = Step(self._residency.builder.build(decodes, chunks), decodes, chunks, sampling)
+        batch = self._residency.builder.build(decodes, chunks)
+        step = Step(batch, decodes, chunks, sampling, now)
         for sequence in step.members():
             sequence.in_flight = True
             if sequence.began is None:
@@ -199,6 +205,7 @@ class Scheduler:
 
         Gives one Delta for every living sequence that got a token. `now` is when they were sampled.
         """
+        self._pacer.observe(len(step.decodes), sum(n for _, n in step.chunks), now - step.began)
         for sequence in step.decodes:
             sequence.computed += 1
         for sequence, count in step.chunks:

@@ -1,0 +1,65 @@
+"""Streams stay smooth while a prompt is prefilled, on a device of any speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindstream.backends.engine.pacing import Pacer
+
+
+def device(step: float, token: float, pacer: Pacer, steps: int, decodes: int = 8) -> list[float]:
+    """Seconds of each step while one long prompt is prefilled, at these costs."""
+    took = []
+    for _ in range(steps):
+        tokens = pacer.allowance(512, decodes, prompts=1)
+        took.append(step + token * tokens)
+        pacer.observe(decodes, tokens, took[-1])
+    return took
+
+
+@pytest.mark.parametrize("token", [0.00001, 0.0002, 0.0005])
+@pytest.mark.parametrize("step", [0.02, 0.05])
+def test_a_step_with_a_prompt_takes_less_than_twice_as_long_as_one_without(
+    step: float, token: float
+) -> None:
+    pacer = Pacer()
+    for _ in range(50):
+        pacer.observe(8, 0, step)
+    pacer.observe(0, 100, step + 100 * token)  # an earlier prompt
+    assert max(device(step, token, pacer, 50)) < 2 * step
+
+
+def test_a_device_that_is_quick_at_prompts_gets_the_whole_budget() -> None:
+    pacer = Pacer()
+    pacer.observe(8, 0, 0.05)
+    pacer.observe(0, 100, 0.05)
+    assert pacer.allowance(512, 8, 1) == 512
+
+
+def test_without_streams_nothing_is_held_back() -> None:
+    pacer = Pacer()
+    pacer.observe(8, 0, 0.05)
+    pacer.observe(0, 100, 10.0)
+    assert pacer.allowance(512, 0, 1) == 512
+
+
+def test_a_prompt_always_gets_on() -> None:
+    pacer = Pacer()
+    pacer.observe(8, 0, 0.001)
+    pacer.observe(0, 100, 10.0)
+    assert pacer.allowance(512, 8, 1) == 16
+    assert pacer.allowance(3, 8, 1) == 3
+
+
+def test_more_waiting_than_streaming_get_more() -> None:
+    pacer = Pacer()
+    pacer.observe(1, 0, 0.1)
+    pacer.observe(0, 100, 0.2)
+    assert pacer.allowance(512, 1, 5) == pytest.approx(5 * pacer.allowance(512, 1, 1), abs=5)
+
+
+def test_it_learns_that_the_device_became_slower() -> None:
+    pacer = Pacer()
+    pacer.observe(8, 0, 0.05)
+    pacer.observe(0, 100, 0.06)
+    assert device(0.05, 0.001, pacer, 40)[-1] < 0.1
