@@ -20,6 +20,7 @@ from tornado.web import Application, HTTPError, RequestHandler, stream_request_b
 
 from mindstream.handlers.error_map import ErrorReply, reply_for, reply_for_status
 from mindstream.handlers.json_body import parse_json_object
+from mindstream.handlers.peer import PeerWatch
 from mindstream.handlers.sse import CONTENT_TYPE, StreamCodec
 from mindstream.handlers.state import ServerState
 from mindstream.handlers.wire_json import encode
@@ -79,9 +80,8 @@ class ApiHandler(RequestHandler):
 
     def prepare(self) -> None:
         # Tornado's own limit closes the connection without a reply; ours answers.
-        connection = cast(HTTP1Connection, self.request.connection)
         self._max_body = self.state.max_body_bytes(self.path_kwargs.get("model"))
-        connection.set_max_body_size(2**62)
+        self._connection().set_max_body_size(2**62)
         waits = self.request.headers.get("Expect", "").lower() == "100-continue"
         announced = self.request.headers.get("Content-Length", "")
         # Tornado refuses whatever is no number; a longer one is no body anybody sends.
@@ -112,10 +112,12 @@ class ApiHandler(RequestHandler):
         self._answer = asyncio.ensure_future(self.answer(**self.path_kwargs))
         if self._client_gone:
             self._answer.cancel()
+        watch = PeerWatch(self._connection().stream)
         try:
             # Not awaited itself: an answer cancelled by a backend must not look like our own end.
             await asyncio.wait({self._answer})
         finally:
+            watch.stop()
             self._answer.cancel()
         self._conclude(self._answer)
 
@@ -160,16 +162,20 @@ class ApiHandler(RequestHandler):
             async with source as chunks:
                 async for chunk in chunks:
                     await self._send(codec.event(chunk))
+            tail = codec.end()
         except StreamClosedError:
             raise
         except Exception as error:  # the one place where any failure becomes an event
             if not self._headers_written:
                 raise
             self._log_failure(error)
-            await self._send(codec.error(error))
-            return
-        if tail := codec.end():
+            tail = codec.error(error)
+        if tail:
             await self._send(tail)
+        if self.request.version == "HTTP/1.0":
+            # Without chunks the end of the connection alone ends the body, keep-alive or not.
+            await self.finish()
+            self._connection().stream.close()
 
     async def _send(self, event: bytes) -> None:
         if not self._headers_written:
@@ -178,7 +184,10 @@ class ApiHandler(RequestHandler):
             self.set_header("X-Accel-Buffering", "no")
             # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
             # switches it off again behind every request of a connection.
-            cast(HTTP1Connection, self.request.connection).stream.set_nodelay(True)
+            self._connection().stream.set_nodelay(True)
+            if self.request.version == "HTTP/1.0":
+                # Else Tornado promises a keep-alive that was asked for.
+                self.request.headers["Connection"] = "close"
         self.write(event)
         written = self.flush()
         if not written.done():
@@ -192,8 +201,11 @@ class ApiHandler(RequestHandler):
             await asyncio.wait_for(written, WRITE_TIMEOUT)
         except (TimeoutError, asyncio.TimeoutError):  # two classes in 3.10
             log.warning("%s: the client read nothing for %.0f s", self.request_id, WRITE_TIMEOUT)
-            cast(HTTP1Connection, self.request.connection).stream.close()
+            self._connection().stream.close()
             raise StreamClosedError from None
+
+    def _connection(self) -> HTTP1Connection:
+        return cast(HTTP1Connection, self.request.connection)
 
     # -- headers, errors, log ---------------------------------------------------------------
 

@@ -52,16 +52,20 @@ def test_headers_and_chunks_of_a_stream(server: Server) -> None:
         assert list(chunks) == []
 
 
-def test_http_1_0_gets_the_stream_without_chunks(server: Server) -> None:
-    server.backend.enqueue("Hi", FinishReason.LENGTH)
+@pytest.mark.parametrize("header", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("last", [FinishReason.LENGTH, BackendFailed("It broke.")])
+def test_http_1_0_gets_the_stream_without_chunks(server: Server, header: bytes, last: Any) -> None:
+    """Nothing but the end of the connection tells such a client that the stream is complete."""
+    server.backend.enqueue("Hi", last)
     body = b'{"id":"a","text_input":"x"}'
     with server.connect() as connection:
         connection.sendall(
-            b"POST %b HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body)
+            b"POST %b HTTP/1.0\r\n%bContent-Length: %d\r\n\r\n%b"
+            % (STREAM.encode(), header, len(body), body)
         )
         reply = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert b"Transfer-Encoding" not in reply
-    assert reply.endswith(b'"text_output":"i"}\n\n')
+    assert b"Transfer-Encoding" not in reply and b"Keep-Alive" not in reply
+    assert b'"text_output":"i"}\n\n' in reply and reply.endswith(b"}\n\n")
 
 
 def test_a_connection_serves_several_requests(server: Server) -> None:
@@ -136,12 +140,17 @@ def test_a_body_far_over_the_limit_is_answered_without_reading_it(
 
 @pytest.mark.parametrize("path", [STREAM, GENERATE])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_client_that_vanishes_ends_its_request(server: Server, path: str, how: str) -> None:
-    """While the server waits for a token, and nothing is being written."""
+@pytest.mark.parametrize("unread", [b"", b"\r\n", b"x" * 50_000])
+def test_a_client_that_vanishes_ends_its_request(
+    server: Server, path: str, how: str, unread: bytes
+) -> None:
+    """While the server waits for a token, and nothing is being written. What the client sent
+    behind its request must not hide that it is gone."""
     gate = server.thread.call(server.backend.gate)
     server.backend.enqueue(72, gate, 105, FinishReason.LENGTH)
     connection = server.connect()
-    connection.sendall(request_bytes("POST", path, {"id": "gone", "text_input": "x"}))
+    raw = request_bytes("POST", path, {"id": "gone", "text_input": "x"})
+    connection.sendall(raw.replace(b"Connection: close\r\n", b"") + unread)
     eventually(lambda: server.service.status().running == 1)
     if how == "half":
         connection.shutdown(socket.SHUT_WR)
