@@ -6,8 +6,9 @@ model, JSON, service stopped, id, text_input, tokens, parameters, and then the e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,10 @@ from mindstream.handlers.triton_codec import (
     whole_reply,
 )
 from mindstream.handlers.triton_tokens import read_token_input
-from mindstream.plugin.errors import InvalidRequest
+from mindstream.plugin.errors import GenerationTimeout, InvalidRequest, RequestRefused
 from mindstream.plugin.media.items import Item, MediaItem, text_only
 from mindstream.plugin.media.load import load
+from mindstream.plugin.model_config import MediaConfig
 from mindstream.plugin.request import GenerationRequest
 from mindstream.plugin.service import ModelService, TextChunk
 from mindstream.plugin.validation import to_generation_request
@@ -137,7 +139,17 @@ async def _call(
 
 async def _text_of_items(service: ModelService, items: Sequence[Item]) -> str:
     """Media that are broken or not allowed are told as such; whole ones the model cannot take."""
+    serving = service.deployment.serving
     if any(isinstance(item, MediaItem) for item in items):
-        async with load(items, service.deployment.serving.media):
-            pass
+        try:
+            await asyncio.wait_for(_look_at(items, serving.media), serving.e2e_timeout)
+        except asyncio.TimeoutError:
+            raise GenerationTimeout("server e2eTimeout") from None
     return text_only(items, service.name)
+
+
+async def _look_at(items: Sequence[Item], config: MediaConfig) -> None:
+    # Without the packages nothing can be looked at, and installing them would not help the client.
+    with suppress(RequestRefused):
+        async with load(items, config):
+            pass

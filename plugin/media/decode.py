@@ -1,8 +1,8 @@
 """Looks at the content: what is called a PNG must be one that decodes. Blocking.
 
 Runs on a worker thread. A picture is decoded to its last pixel, of a film and a sound the first
-frame. Every decoder is told its format beforehand, has a bound on the pixels it may make, and reads
-from an open file: none may open anything else.
+frame. Every decoder is told its format beforehand, has a bound on the pixels it may make and on the
+work it may take, and reads from an open file: none may open anything else.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from mindstream.plugin.errors import RequestRefused
+from mindstream.plugin.media.budget import MeteredFile, check_scans
 from mindstream.plugin.media.formats import (
     HEAD_BYTES,
     Format,
@@ -101,8 +102,14 @@ def _picture(found: Format, file: BinaryIO) -> Content:
     from PIL import Image
 
     try:
-        with Image.open(file, formats=[found.decoder]) as picture:
+        # Pillow needs no more of a file than read, seek and tell.
+        metered = cast(BinaryIO, MeteredFile(file))
+        with Image.open(metered, formats=[found.decoder]) as picture:
             _check_pixels(*picture.size)
+            if found.name == "JPEG":
+                place = file.tell()
+                check_scans(file, picture.width * picture.height)
+                file.seek(place)
             picture.load()
             return Content(found, *picture.size)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -117,7 +124,8 @@ def _check_pixels(width: int, height: int) -> None:
 def _stream(found: Format, file: BinaryIO) -> Content:
     import av
 
-    with av.open(file, "r", found.decoder, options={"protocol_whitelist": "none"}) as container:
+    metered, options = MeteredFile(file), {"protocol_whitelist": "none"}
+    with av.open(metered, "r", found.decoder, options=options) as container:
         seconds = container.duration / av.time_base if container.duration else None
         # A sound file may carry a cover picture, a film several tracks: the first that fits counts.
         if found.kind is Kind.AUDIO:

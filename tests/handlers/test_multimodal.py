@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from mindstream.handlers import triton
 from mindstream.handlers.testing import Server
 from mindstream.plugin.model_config import MediaConfig
 
@@ -71,3 +75,29 @@ def test_too_many_items(server: Server) -> None:
 def test_the_texts_together_keep_the_limit_of_one(server: Server) -> None:
     half = {"type": "text", "text": "x" * (2 * 2**20 + 1)}
     assert "(0, 4194304], but the length of inputs is 4194306" in refused(server, half, half)
+
+
+def test_without_the_packages_a_text_model_still_takes_text_only(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = jpeg_item()
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    told = "The model echo takes text only, but text_input[0] is of type image_url."
+    assert refused(server, item) == told
+
+
+def test_media_that_take_too_long_end_with_the_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(triton, "_look_at", never)
+    serving = replace(server.service.deployment.serving, e2e_timeout=0.05)
+    deployment = replace(server.service.deployment, serving=serving)
+    monkeypatch.setattr(server.service, "deployment", deployment)
+    reply = server.stream({"text_input": [jpeg_item()]})
+    assert (reply.status, reply.json()["error"]) == (
+        500,
+        "Engine callback timeout: server e2eTimeout",
+    )

@@ -9,7 +9,9 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from mindstream.plugin.media import budget
 from mindstream.plugin.media.decode import MAX_PIXELS, decode
 from mindstream.plugin.media.formats import FORMATS, Kind, MediaError, by_extension
 
@@ -69,6 +71,39 @@ def test_a_small_file_with_a_huge_picture(side: int) -> None:
     assert len(data) < 200
     with pytest.raises(MediaError, match=f"{MAX_PIXELS} pixels"):
         decode(Kind.IMAGE, None, io.BytesIO(data))
+
+
+def segments(jpeg: bytes) -> tuple[bytes, bytes]:
+    """A progressive JPEG without its end, and its last scan."""
+    whole = jpeg.removesuffix(b"\xff\xd9")
+    return whole, whole[whole.rfind(b"\xff\xda") :]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_without_decoding_them() -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (2000, 2000)).save(buffer, "JPEG", progressive=True)
+    whole, scan = segments(buffer.getvalue())
+    assert whole.count(b"\xff\xda") > 1
+    good = decode(Kind.IMAGE, None, io.BytesIO(whole + scan * 100 + b"\xff\xd9"))
+    assert good.width == 2000
+    # Each scan is a few bytes and costs a pass over all pixels; decoding these would take hours.
+    with pytest.raises(MediaError, match=r"at most 357 scans for its 4000000 pixels, got 1000\d\d"):
+        decode(Kind.IMAGE, None, io.BytesIO(whole + scan * 100_000 + b"\xff\xd9"))
+
+
+@pytest.mark.parametrize("name", ["jpg", "png", "mp4"])
+def test_millions_of_tiny_parts_are_not_read(
+    samples: Samples, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "MAX_CPU_SECONDS", 0.5)
+    kind, data = samples[name]
+    start, part = {
+        "jpg": (data[:2], b"\xff\xe0\0\x02"),
+        "png": (data[:33], b"\0\0\0\0tESt" + struct.pack(">I", zlib.crc32(b"tESt"))),
+        "mp4": (b"\0\0\0\x10ftypmp42\0\0\0\0", b"\0\0\0\x08free"),
+    }[name]
+    with pytest.raises(MediaError, match="more work to decode"):
+        decode(kind, None, io.BytesIO(start + part * 4_000_000 + data[len(start) :]))
 
 
 def test_a_playlist_opens_nothing(samples: Samples) -> None:
