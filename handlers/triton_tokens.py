@@ -28,7 +28,7 @@ def read_token_input(body: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str
             f"inputs[0].datatype must be UINT32, got {shown(tensor.get('datatype'))}."
         )
     token_ids = _token_ids(tensor.get("data"))
-    if tensor.get("shape") not in ([len(token_ids)], [1, len(token_ids)]):
+    if not _is_shape(tensor.get("shape"), len(token_ids)):
         raise InvalidRequest(
             f"inputs[0].shape must be [{len(token_ids)}] or [1,{len(token_ids)}] for that many "
             f"values in data, got {shown(tensor.get('shape'))}."
@@ -37,6 +37,11 @@ def read_token_input(body: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str
     if not isinstance(outputs, list) or not outputs:
         raise InvalidRequest(f"outputs must be array type and not empty, got {shown(outputs)}.")
     return token_ids, {**_parameters(body), **_parameters(tensor)}
+
+
+def _is_shape(shape: Any, count: int) -> bool:
+    # To Python true and 1.0 equal 1; in JSON they are no integers.
+    return shape in ([count], [1, count]) and all(type(size) is int for size in shape)
 
 
 def _only_input(inputs: Any) -> Mapping[str, Any]:
@@ -65,4 +70,4 @@ def _parameters(place: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise InvalidRequest("parameters must be object type.")
-    return value
+    return {key: given for key, given in value.items() if given is not None}

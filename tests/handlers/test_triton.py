@@ -266,6 +266,14 @@ def test_without_the_header_digits_are_text(server: Server) -> None:
     assert server.generate({"text_input": "1,2"}).json()["text_output"] == "1,2"
 
 
+def test_infer_null_is_absent_in_both_places(server: Server) -> None:
+    tensor = {**GOOD_TENSOR, "parameters": {"max_new_tokens": None}}
+    outer = {"max_new_tokens": 2, "top_k": None}
+    body = {"inputs": [tensor], "outputs": [{"name": "output0"}], "parameters": outer}
+    reply = server.send("POST", "/v2/models/echo/infer", body)
+    assert reply.json()["outputs"][0]["shape"] == [1, 2]
+
+
 @pytest.mark.parametrize("place", ["body", "input"])
 def test_infer_reads_parameters_in_both_places(server: Server, place: str) -> None:
     tensor: dict[str, Any] = {
@@ -297,6 +305,8 @@ def test_infer_reads_parameters_in_both_places(server: Server, place: str) -> No
         ({"inputs": [{**GOOD_TENSOR, "name": 5}]}, "inputs[0].name"),
         ({"inputs": [{**GOOD_TENSOR, "shape": [3, 1]}]}, "inputs[0].shape"),
         ({"inputs": [{**GOOD_TENSOR, "shape": 3}]}, "inputs[0].shape"),
+        ({"inputs": [{**GOOD_TENSOR, "shape": [3.0]}]}, "inputs[0].shape"),
+        ({"inputs": [{**GOOD_TENSOR, "shape": [True, 3]}]}, "inputs[0].shape"),
         ({"inputs": [{**GOOD_TENSOR, "datatype": "INT64"}]}, "inputs[0].datatype"),
         ({"inputs": [{**GOOD_TENSOR, "data": []}]}, "inputs[0].data"),
         ({"inputs": [{**GOOD_TENSOR, "data": [1, 2, True]}]}, "inputs[0].data"),
