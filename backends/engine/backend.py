@@ -250,7 +250,10 @@ class EngineBackend:
     async def _keep_watch(self) -> None:
         """Pings the engine, and kills one that has long stopped to answer."""
         while True:
+            asleep = time.monotonic()
             await asyncio.sleep(self._patience.ping)
+            if time.monotonic() - asleep > 2 * self._patience.ping:
+                self._heard = time.monotonic()  # this process was frozen and could not hear
             process = self._process
             if process is None or self._state is not State.READY:
                 continue
