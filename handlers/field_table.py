@@ -56,7 +56,9 @@ class Field:
     """One field of a request.
 
     `message` is what a value out of range gets, with `{range}` and `{value}`. `each` makes the
-    range that of an array's elements. The words at the end are for docs/protocol.md alone.
+    range that of an array's elements. `default` is what an absent field counts as; where the model
+    or the request decides that, it is None and `default_words` tell. The words at the end are for
+    docs/protocol.md alone.
     """
 
     name: str
@@ -68,7 +70,8 @@ class Field:
     pattern: re.Pattern[str] | None = None
     each: bool = False
     required: bool = False
-    default: str = ""
+    default: Any = None
+    default_words: str = ""
     ours: str = ""
     documented: str = ""
     real_server: str = ""

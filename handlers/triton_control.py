@@ -8,12 +8,15 @@ from typing import Any
 from mindstream.handlers.base import GetHandler, PostHandler
 from mindstream.handlers.error_map import PlainFailure
 from mindstream.handlers.state import WIRE_NAME, require_running
-from mindstream.handlers.triton_fields import ID
+from mindstream.handlers.triton_fields import DEFAULTS, ID
 from mindstream.plugin.errors import InvalidRequest, NotFound
 from mindstream.plugin.service import ModelService
 
 # Of MindIE's number types, the one that /infer takes.
 DATATYPE = "UINT32"
+_PROTOCOL_DEFAULTS = {
+    name: {"value": value, "source": "protocol"} for name, value in DEFAULTS.items()
+}
 
 
 class StopInfer(PostHandler):
@@ -108,7 +111,7 @@ class ModelConfig(GetHandler):
                 "max_batch_size": serving.max_batch_size,
                 "vocab_size": limits.vocab_size,
                 "defaults_rule": service.defaults.rule,
-                "defaults": service.defaults.describe(),
+                "defaults": {**service.defaults.describe(), **_PROTOCOL_DEFAULTS},
             }
         )
 

@@ -30,7 +30,7 @@ ID = Field(
         "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 "
         "words in length."
     ),
-    default="`endpoint_common_N`, N counts from 0",
+    default_words="`endpoint_common_N`, N counts from 0",
     ours="An id that is running is refused with 424.",
     documented="1 to 256 of letters, digits, `_`, `-`",
     real_server="same",
@@ -58,7 +58,7 @@ TEXT_INPUT = Field(
 PARAMETERS_FIELD = Field(
     name="parameters",
     kind="object",
-    default="no parameters",
+    default_words="no parameters",
     ours="Unknown fields inside and outside are ignored; `null` is the same as absent.",
     documented="object",
     real_server="same",
@@ -72,7 +72,7 @@ PARAMETERS = (
         strict=Range(1e-6, FLOAT_MAX, "(1e-06,3.40282e+38]"),
         lenient=Range(0.0, FLOAT_MAX, "(0.0,3.40282e+38]"),
         message=_GOT.format("temperature"),
-        default="the model's, else 1.0",
+        default_words="the model's, else 1.0",
         documented="greater than 1e-6; 1.0",
         real_server="(0.0, 3.40282e+38]",
     ),
@@ -82,7 +82,7 @@ PARAMETERS = (
         strict=_POSITIVE_INT,
         lenient=Range(0, INT32_MAX, "[0,2147483647]", low_open=False),
         message="Parameter top_k must be in {range}, got {value}",
-        default="the model's yaml, else 0 (off)",
+        default_words="the model's yaml, else 0 (off)",
         ours="At or above the vocabulary size: the vocabulary size. 0 (lenient): off.",
         documented="(0, 2147483647]; ms: the yaml, else 0; atb: generation_config.json, else 1000",
         real_server="[0, 2147483647], cut to the model's own top_k or 1000",
@@ -93,7 +93,7 @@ PARAMETERS = (
         strict=Range(1e-6, 1.0, "(1e-06,1.0]"),
         lenient=Range(0.0, 1.0, "(0.0,1.0]"),
         message=_GOT.format("top_p"),
-        default="the model's, else 1.0",
+        default_words="the model's, else 1.0",
         documented="(1e-6, 1.0]; 1.0",
         real_server="(0.0, 1.0]",
     ),
@@ -102,7 +102,7 @@ PARAMETERS = (
         kind="float",
         strict=Range(0.0, 1.0, "(0.0,1.0]"),
         message=_GOT.format("typical_p"),
-        default="off",
+        default_words="off",
         ours="Applied: locally typical sampling.",
         documented="(0.0, 1.0]; not supported",
         real_server="checked, then ignored",
@@ -110,7 +110,7 @@ PARAMETERS = (
     Field(
         name="do_sample",
         kind="boolean",
-        default=(
+        default_words=(
             "true if temperature, top_k, top_p or typical_p is given, else the model's, else false"
         ),
         documented="boolean; decided by the other parameters",
@@ -122,7 +122,7 @@ PARAMETERS = (
         strict=Range(0, UINT64_MAX, "(0, 18446744073709551615]"),
         lenient=_SIZE_T,
         message=_GOT.format("seed"),
-        default="random",
+        default_words="random",
         ours="All 64 bits count; no warning near the maximum.",
         documented="(0, 18446744073709551615]",
         real_server="[0, 9223372036854775807], modulo 2^32",
@@ -132,7 +132,7 @@ PARAMETERS = (
         kind="float",
         strict=Range(0.0, FLOAT_MAX, "(0.0, 3.40282e+38]"),
         message="Parameter 'repetition_penalty' must be in {range}, got {value}.",
-        default="the model's, else 1.0",
+        default_words="the model's, else 1.0",
         ours="Over prompt and output tokens; also without sampling.",
         documented="greater than 0.0; 1.0",
         real_server="(0.0, 3.40282e+38]",
@@ -140,7 +140,7 @@ PARAMETERS = (
     Field(
         name="watermark",
         kind="boolean",
-        default="false",
+        default=False,
         ours="Applied: a keyed green-list watermark.",
         documented="boolean; not supported",
         real_server="checked, then ignored",
@@ -150,7 +150,7 @@ PARAMETERS = (
         kind="unsigned",
         strict=Range(1, 5, "[1,5]", low_open=False),
         message=_GOT.format("priority"),
-        default="5",
+        default=5,
         ours="1 is served first; a waiting request is raised as it ages.",
         documented="[1, 5]; 5",
         real_server="same",
@@ -160,7 +160,7 @@ PARAMETERS = (
         kind="integer",
         strict=_POSITIVE_INT,
         message=_GOT.format("max_new_tokens"),
-        default="20",
+        default=20,
         ours="Cut to max_iter_times and to what the sequence length leaves; never an error.",
         documented="(0, 2147483647]; 20",
         real_server="same",
@@ -168,7 +168,7 @@ PARAMETERS = (
     Field(
         name="details",
         kind="boolean",
-        default="false",
+        default=False,
         documented="boolean; false",
         real_server="same",
     ),
@@ -177,7 +177,7 @@ PARAMETERS = (
         kind="integer",
         strict=_POSITIVE_INT,
         message=_GOT.format("batch_size"),
-        default="1",
+        default=1,
         ours="Checked, without effect: `details.batch_size` is the step's own.",
         documented="(0, 2147483647]; 1",
         real_server="checked, then ignored",
@@ -191,7 +191,7 @@ PARAMETERS = (
         lenient_message=(
             "Parameter timeout must be strictly positive and small than 65535 seconds, got {value}."
         ),
-        default="600",
+        default=600,
         ours="Seconds. In a stream they start again with every event.",
         documented="(0, 3600]; 600",
         real_server="[1, 65535]; 65535",
@@ -204,7 +204,7 @@ PARAMETERS = (
             "Parameter firstTokenCost exceeds the max value of type size_t, must be in {range}, "
             "got {value}."
         ),
-        default="none",
+        default_words="none",
         ours="Milliseconds. Required with `is-recompute: true` once tokens were generated.",
         documented="[0, 18446744073709551615]; PD recompute only",
         real_server="read only with `is-recompute: true`",
@@ -218,7 +218,7 @@ PARAMETERS = (
             "{value}."
         ),
         each=True,
-        default="none",
+        default_words="none",
         ours=(
             "Milliseconds, one for every generated token but the first. Required with "
             "`is-recompute: true` once two tokens were generated."
@@ -228,6 +228,5 @@ PARAMETERS = (
     ),
 )
 BODY = (ID, TEXT_INPUT, PARAMETERS_FIELD)
-DEFAULT_MAX_NEW_TOKENS = 20
-DEFAULT_TIMEOUT_S = 600
-DEFAULT_PRIORITY = 5
+# What the protocol itself gives a field that is absent.
+DEFAULTS = {row.name: row.default for row in PARAMETERS if row.default is not None}

@@ -23,18 +23,22 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """`parameters`, checked."""
+    """`parameters`, checked; `values` holds those that were given."""
 
     values: Mapping[str, Any]
 
+    def get(self, name: str) -> Any:
+        """The value given, else the table's default, else None."""
+        return self.values.get(name, table.DEFAULTS.get(name))
+
     @property
     def details(self) -> bool:
-        return bool(self.values.get("details", False))
+        return bool(self.get("details"))
 
     @property
     def timeout(self) -> float:
         """Seconds."""
-        return float(self.values.get("timeout", table.DEFAULT_TIMEOUT_S))
+        return float(self.get("timeout"))
 
     @property
     def first_token_ms(self) -> int | None:
@@ -118,19 +122,18 @@ def to_draft(
     request_id: str, prompt_ids: tuple[int, ...], parameters: Parameters, generated_before: int = 0
 ) -> Draft:
     """The wire-neutral request."""
-    values = parameters.values
     return Draft(
         request_id=request_id,
         prompt_ids=prompt_ids,
-        max_new_tokens=values.get("max_new_tokens", table.DEFAULT_MAX_NEW_TOKENS),
-        do_sample=values.get("do_sample"),
-        temperature=values.get("temperature"),
-        top_k=values.get("top_k"),
-        top_p=values.get("top_p"),
-        typical_p=values.get("typical_p"),
-        repetition_penalty=values.get("repetition_penalty"),
-        watermark=values.get("watermark", False),
-        seed=values.get("seed"),
-        priority=values.get("priority", table.DEFAULT_PRIORITY),
+        max_new_tokens=parameters.get("max_new_tokens"),
+        do_sample=parameters.get("do_sample"),
+        temperature=parameters.get("temperature"),
+        top_k=parameters.get("top_k"),
+        top_p=parameters.get("top_p"),
+        typical_p=parameters.get("typical_p"),
+        repetition_penalty=parameters.get("repetition_penalty"),
+        watermark=parameters.get("watermark"),
+        seed=parameters.get("seed"),
+        priority=parameters.get("priority"),
         generated_before=generated_before,
     )

@@ -149,6 +149,24 @@ def test_null_is_absent(row: Field, mode: Mode) -> None:
     assert read_parameters({}, mode).values == {}
 
 
+@every_field
+@every_mode
+def test_absent(row: Field, mode: Mode) -> None:
+    """The documented defaults; what the model or the request decides is left open."""
+    documented = {
+        "watermark": False,
+        "priority": 5,
+        "max_new_tokens": 20,
+        "details": False,
+        "batch_size": 1,
+        "timeout": 600,
+    }
+    for given in (None, {}, {row.name: None}):
+        value = read_parameters(given, mode).get(row.name)
+        expected = documented.get(row.name)
+        assert (value, type(value)) == (expected, type(expected))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "mode", "message"),
     [

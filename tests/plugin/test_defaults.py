@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from mindstream.plugin import service
 from mindstream.plugin.defaults import Defaults, Rule, resolve_defaults
 from mindstream.plugin.errors import ConfigError
-from mindstream.plugin.model_config import load_deployment
+from mindstream.plugin.model_config import Deployment, load_deployment
+from mindstream.plugin.testing import ScriptedBackend
 
 CONFIG = {"vocab_size": 1000}
 
@@ -61,6 +63,22 @@ class TestTopK:
     def test_atb_then_1000(self, tmp_path: Path) -> None:
         found = defaults(tmp_path, MCORE, rule="atb").top_k
         assert (found.value, found.source) == (1000, "rule atb")
+
+    @pytest.mark.parametrize(("declared", "top_k"), [(None, 0), ("ms", 0), ("atb", 1000)])
+    def test_a_backend_declares_its_rule(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: str | None, top_k: int
+    ) -> None:
+        class Factory(ScriptedBackend):
+            def __init__(self, deployment: Deployment) -> None:
+                super().__init__()
+
+        if declared:
+            monkeypatch.setattr(Factory, "defaults_rule", declared, raising=False)
+        monkeypatch.setattr(service, "load_backend", lambda name: Factory)
+        (tmp_path / "m.yaml").write_text("serving: {tokenizer: bytes}\n")
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 5000}))
+        found = service.open_service(load_deployment(tmp_path)).defaults.top_k
+        assert (found.value, found.source) == (top_k, f"rule {declared or 'ms'}")
 
     def test_the_deployment_may_overrule_the_backend(self, tmp_path: Path) -> None:
         yaml = "use_legacy: False\nserving: {defaults_rule: atb}\n"
