@@ -7,6 +7,7 @@ these files: MINDSTREAM_UPDATE_GOLDEN=1 writes the replies anew.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 
 from mindstream.handlers.testing import Reply, Server
+from mindstream.handlers.triton_reply_fields import REPLY_FIELDS
 from mindstream.plugin.backend import Limits, State
-from mindstream.plugin.errors import BackendFailed, Overloaded, RequestError
+from mindstream.plugin.errors import BackendFailed, Overloaded, RequestError, RequestRefused
 from mindstream.plugin.model_config import CompatConfig
 from mindstream.plugin.request import Chunk, FinishReason
-from mindstream.plugin.testing import Item
+from mindstream.plugin.testing import Delay, Item
 
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = os.environ.get("MINDSTREAM_UPDATE_GOLDEN") == "1"
@@ -59,6 +61,8 @@ SAMPLE_2 = (
     chunk(".", 4, 26, 12.128000259399414),
     chunk(" I", 5, 26, 12.458000183105469, FinishReason.LENGTH),
 )
+# A chunk that no codec can read: a fault of the server, whose text must not leave it.
+FAULT = Chunk((72,), "secret", 1, 0)  # type: ignore[arg-type]  # the fault
 BROKEN = BackendFailed("The engine process ended with signal 9.")
 CASES = {
     # The documented samples.
@@ -75,6 +79,9 @@ CASES = {
     "stream_eos": Case((72, 105, 0, FinishReason.EOS)),
     "stream_invalid_flag": Case((72, FinishReason.INVALID)),
     "stream_non_ascii": Case(('é中😀\u2028\x85\n"\\\x01', FinishReason.LENGTH)),
+    "stream_full_text_non_ascii": Case(
+        ("é中😀e", *"😀".encode()[:3], FinishReason.LENGTH), {"full_text_enabled": True}
+    ),
     "stream_cut_inside_a_character": Case((*"中".encode()[:2], FinishReason.LENGTH)),
     "stream_recompute": Case((67, 68, FinishReason.LENGTH), {"measured_costs": True}),
     "stream_versioned": Case((72, FinishReason.LENGTH)),
@@ -101,6 +108,15 @@ CASES = {
     "error_first_token": Case((BROKEN,)),
     "error_generate_late": Case((72, BROKEN)),
     "error_no_finish_reason": Case((72,)),
+    "error_too_large": Case(serving={"max_request_length": 1}),
+    "error_id_in_use": Case(submit_error=RequestRefused("Runtime request has been used before.")),
+    "error_token_timeout": Case((Delay(60),), {"token_timeout": 0.05}),
+    "error_e2e_timeout": Case((72, Delay(60)), {"e2e_timeout": 0.05}),
+    "error_unexpected": Case((FAULT,)),
+    "error_media_null": Case(),
+    "error_media_host": Case(),
+    "error_media_content": Case(),
+    "error_media_text_only": Case(),
     "error_stop_unknown": Case(),
     "error_stop_unknown_lenient": Case(serving={"validation": "lenient"}),
     "error_stop_no_id": Case(),
@@ -109,6 +125,13 @@ CASES = {
     "error_stream_late": Case((72, BROKEN)),
     "error_stream_late_raw": Case((72, BROKEN), {"compat": CompatConfig(raw_error_text=True)}),
     "error_stream_no_finish_reason": Case((72,)),
+    "error_stream_token_timeout": Case((72, Delay(60)), {"token_timeout": 0.05}),
+    "error_stream_e2e_timeout": Case((72, Delay(60)), {"e2e_timeout": 0.05}),
+    "error_stream_timeout_raw": Case(
+        (72, Delay(60)), {"token_timeout": 0.05, "compat": CompatConfig(raw_error_text=True)}
+    ),
+    "error_stream_unexpected": Case((72, FAULT)),
+    "error_stream_unexpected_raw": Case((72, FAULT), {"compat": CompatConfig(raw_error_text=True)}),
     # Metadata and health.
     "server": Case(),
     "model": Case(),
@@ -168,11 +191,20 @@ def test_the_documented_samples_differ_only_in_what_the_documents_say() -> None:
     )
 
 
+def test_the_reply_table_names_every_key_in_its_order() -> None:
+    event = (GOLDEN / "stream_documented_1.reply").read_text().rpartition("data:")[2]
+    keys: list[str] = []
+    for key, value in json.loads(event).items():
+        keys += [key, *(f"{key}.{inner}" for inner in value)] if key == "details" else [key]
+    assert keys == [row.name for row in REPLY_FIELDS]
+
+
 def framed(request: bytes) -> bytes:
     """Adds what makes it a request on a connection of its own."""
     head, _, body = request.partition(b"\n\n")
     lines = [*head.split(b"\n"), b"Host: test", b"Connection: close"]
-    lines.append(b"Content-Length: %d" % len(body))
+    if b"Content-Length" not in head:  # a request that announces more than it sends has its own
+        lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join([*lines, b"", body])
 
 
