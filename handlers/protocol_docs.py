@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +14,9 @@ from mindstream.handlers import triton_fields as table
 from mindstream.handlers.error_map import RULES, UNEXPECTED
 from mindstream.handlers.field_table import Field
 from mindstream.handlers.routes import ROUTES, Route
-from mindstream.handlers.triton_reply_fields import REPLY_FIELDS
+from mindstream.handlers.triton_item_fields import ITEM_FIELDS
+from mindstream.handlers.triton_reply_fields import REPLY_FIELDS, ReplyField
+from mindstream.plugin.errors import RequestError
 
 _INTRO = """\
 # Wire protocol
@@ -46,10 +49,25 @@ the engine's limits (424).
 _LIST = """\
 ### text_input as a list
 
-Items are `{"type": "text", "text": ...}` or `{"type": T, T: address}` with T one of `image_url`,
-`video_url`, `audio_url`, where the address is a string or `{"url": string}`. At most 20 items are
-media. Media are fetched, measured and decoded as the documentation says, and what fails is told by
-422; a model that takes text only then refuses them by 422. Text items alone are joined as they are.
+Items are `{"type": "text", "text": ...}` or `{"type": T, T: address}`. Text items alone are joined
+as they are. At most 20 items are media, together at most 1000 MiB.
+
+"""
+
+_MEDIA = """\
+
+- Web addresses are fetched only from hosts that the environment variable
+  `ALLOWED_MEDIA_DOMAINS_ENV` lists (host names or addresses, separated by commas; not set: none),
+  only if every address of the host is public, to that very address, and without redirects.
+- Local files are read only below `serving.media.local_dir`, links resolved.
+- Media are decoded with bounds on pixels, scans and work: a file that only claims to be a picture,
+  or that would take minutes to decode, is refused.
+
+What fails of this is told by 422, and what takes longer than `serving.e2e_timeout` by 500.
+
+**A model that takes text only stops here**: media that passed all of it are refused by 422, "The
+model M takes text only". Without the packages of `mindstream[media]` on the server nothing is
+fetched or decoded, and the same 422 comes right behind the parsing.
 
 ### Recompute
 
@@ -66,7 +84,7 @@ the keys in the order below, and two line feeds; one event a token, one write an
 `[DONE]`: the stream ends behind the event with the finish reason. Non-ASCII text is raw UTF-8;
 only U+0085, U+2028 and U+2029 are escaped, at which some clients would break a line.
 
-The reply of `/generate` has the same keys without the two times.
+The reply of `/generate` has the same keys without the two times, and no `data:`.
 
 """
 
@@ -89,7 +107,11 @@ After a stream has opened, a failure is its last event,
 In a stream the first two start again with every token.
 
 A client that closes its connection, or its sending half, ends its request: the engine is free of
-it by the next step.
+it by the next step. Where the client left unread bytes behind its request (pipelining), the close
+is noticed within 200 ms.
+
+What is not HTTP is answered by 400 without a body, or, with headers of more than 64 KiB, by the
+end of the connection. A stream to an HTTP/1.0 client ends with its connection, keep-alive or not.
 """
 
 _ROUTES = """\
@@ -117,6 +139,9 @@ value that a request may leave out with where it came from.
 """
 
 
+_KEY_HEAD = ("key", "type", "here", "documented", "real server")
+
+
 def render() -> str:
     """The whole document."""
     parts = [
@@ -126,15 +151,8 @@ def render() -> str:
             ("field", "type", "accepted", "absent", "here", "documented", "real server"),
             (_field_row(row) for row in (*table.BODY, *table.PARAMETERS)),
         ),
-        _LIST,
-        _STREAM
-        + _table(
-            ("key", "type", "here", "documented", "real server"),
-            (
-                (f"`{row.name}`", row.kind, row.ours, row.documented, row.real_server)
-                for row in REPLY_FIELDS
-            ),
-        ),
+        _LIST + _table(_KEY_HEAD, map(_key_row, ITEM_FIELDS)) + _MEDIA,
+        _STREAM + _table(_KEY_HEAD, map(_key_row, REPLY_FIELDS)),
         _FAILURES + _table(("status", "error_type", "when"), _failure_rows()) + _AFTER_OPEN,
         _ROUTES + _table(("method", "path", "what it does"), map(_route_row, ROUTES)) + _STOP,
     ]
@@ -149,7 +167,9 @@ def _field_row(row: Field) -> tuple[str, ...]:
     accepted = f"`{accepted}`" if accepted else "any"
     if lenient and lenient != strict:
         accepted += f"; lenient `{lenient.text}`"
-    absent = "**refused**" if row.required else row.default
+    absent = "**refused**" if row.required else row.default_words
+    if row.default is not None:
+        absent = json.dumps(row.default)
     return (
         f"`{where}{row.name}`",
         kind,
@@ -161,8 +181,14 @@ def _field_row(row: Field) -> tuple[str, ...]:
     )
 
 
+def _key_row(row: ReplyField) -> tuple[str, ...]:
+    return f"`{row.name}`", row.kind, row.ours, row.documented, row.real_server
+
+
 def _failure_rows() -> Iterable[tuple[str, ...]]:
     for rule in RULES:
+        if rule.kind is RequestError:
+            continue  # the base, for a class that nobody has written yet
         yield str(rule.status), rule.error_type, _first_line(rule.kind).partition(";")[0]
     yield str(UNEXPECTED.status), UNEXPECTED.error_type, "A fault of the server itself."
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReplyField:
-    """One key of a reply. Where it is under `details` the name says so."""
+    """One key of a reply or of a list item. Where it is under `details` the name says so."""
 
     name: str
     kind: str
@@ -26,10 +26,10 @@ REPLY_FIELDS = (
         "text_output",
         "string",
         "The text this event adds, never broken inside a character; what was held back comes with "
-        "the last event. With `serving.full_text_enabled` all the text so far. The prompt is not "
-        "part of it.",
+        "the last event, a character that was never completed as U+FFFD. With "
+        "`serving.full_text_enabled` all the text so far. The prompt is not part of it.",
         "the text",
-        "same; a cut character is lost at the end, or ends in U+FFFD with full text",
+        "same; a cut character is lost at the end; with full text any event may end in U+FFFD",
     ),
     ReplyField(
         "details",

@@ -16,6 +16,10 @@ from PIL import Image
 
 from mindstream.handlers import triton
 from mindstream.handlers.testing import Server
+from mindstream.handlers.triton_item_fields import ITEM_FIELDS
+from mindstream.plugin.errors import InvalidRequest
+from mindstream.plugin.media.formats import MAX_BYTES, Kind
+from mindstream.plugin.media.items import MediaItem, TextItem, parse_items
 from mindstream.plugin.model_config import MediaConfig
 
 TEXT = {"type": "text", "text": "What is this? "}
@@ -64,6 +68,47 @@ def test_a_file_that_only_claims_to_be_a_picture(server: Server, tmp_path: Path)
 def test_a_file_outside_the_folder(server: Server) -> None:
     item = {"type": "image_url", "image_url": "/etc/passwd.png"}
     assert "text_input[0].image_url" in refused(server, item)
+
+
+# Written by hand from the documentation: what each row of the item table takes and refuses.
+ITEM_ROWS: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "type": ("text", ["text", None], ["", "audio", 5, []]),
+    "text": ("text", ["x", " 中文 "], ["", None, 5, ["x"]]),
+    "image_url": (
+        "image_url",
+        ["/d/a.jpg", "/d/a.jpeg", "/d/a.PNG", "http://h/a.png", "https://h/a", {"url": "/d/a.png"}],
+        [None, 5, "", [], {}, {"url": None}, "/d/a.gif", "/d/a.mp4", "ftp://h/a.png"],
+    ),
+    "video_url": (
+        "video_url",
+        ["/d/a.mp4", "/d/a.AVI", "/d/a.wmv", "http://h/a.mp4"],
+        [None, 5, "", "/d/a.mkv", "/d/a.png", "data:video/mp4;base64,AAAA"],
+    ),
+    "audio_url": (
+        "audio_url",
+        ["/d/a.mp3", "/d/a.wav", "/d/a.flac", "https://h/a.flac"],
+        [None, 5, "", "/d/a.ogg", "/d/a.mp4", "data:audio/wav;base64,AAAA"],
+    ),
+}
+
+
+def test_every_row_of_the_item_table_has_its_values() -> None:
+    assert [row.name for row in ITEM_FIELDS] == list(ITEM_ROWS)
+    documented = {"image_url": 40, "video_url": 512, "audio_url": 40}
+    assert {kind.value: MAX_BYTES[kind] // 2**20 for kind in Kind} == documented
+
+
+@pytest.mark.parametrize("name", ITEM_ROWS)
+def test_an_item_field_inside_and_outside(name: str) -> None:
+    kind, inside, outside = ITEM_ROWS[name]
+    whole = {"type": kind, kind: "x"}
+    for value in inside:
+        (item,) = parse_items([{**whole, name: value}])
+        assert isinstance(item, TextItem if kind == "text" else MediaItem)
+    for value in outside:
+        with pytest.raises(InvalidRequest) as told:
+            parse_items([{**whole, name: value}])
+        assert name in str(told.value)
 
 
 def test_too_many_items(server: Server) -> None:
