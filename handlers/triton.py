@@ -105,8 +105,8 @@ async def open_body(
 
 async def read_text_call(handler: ApiHandler, model: str, version: str | None) -> Call:
     service, body = await open_body(handler, model, version)
-    mode = service.deployment.serving.validation
-    text = await handler.off_loop(wire.read_text_input, body, handler.request_id, mode)
+    serving = service.deployment.serving
+    text = await handler.off_loop(wire.read_text_input, body, handler.request_id, serving)
     if handler.request.headers.get(RECOMPUTE_HEADER, "").lower() == "true":
         if not isinstance(text, str):
             raise InvalidRequest("text_input must be string type with is-recompute.")
@@ -116,7 +116,7 @@ async def read_text_call(handler: ApiHandler, model: str, version: str | None) -
         )
     if not isinstance(text, str):
         text = await _text_of_items(service, text)
-        wire.check_text_length(text, mode)
+        wire.check_text_length(text, serving)
     prompt_ids = await service.encode(text)
     wire.check_token_count(len(prompt_ids))
     return await _call(handler, service, prompt_ids, body.get("parameters"))

@@ -10,6 +10,7 @@ from mindstream.handlers import triton_fields as table
 from mindstream.handlers.field_table import Mode, read_fields
 from mindstream.plugin.errors import InvalidRequest
 from mindstream.plugin.media.items import Item, parse_items
+from mindstream.plugin.serving_config import ServingConfig
 from mindstream.plugin.validation import Draft
 
 
@@ -54,7 +55,9 @@ def read_id(body: Mapping[str, Any], mode: Mode) -> str | None:
     return read_fields((table.ID,), body, mode).get("id")
 
 
-def read_text_input(body: Mapping[str, Any], request_id: str, mode: Mode) -> str | Sequence[Item]:
+def read_text_input(
+    body: Mapping[str, Any], request_id: str, serving: ServingConfig
+) -> str | Sequence[Item]:
     """The prompt, or the parsed items of a list; the length is checked where there is one."""
     value = body.get("text_input")
     if value is None:
@@ -63,16 +66,17 @@ def read_text_input(body: Mapping[str, Any], request_id: str, mode: Mode) -> str
         return parse_items(value)
     if not isinstance(value, str):
         raise InvalidRequest(f"The type of text_input is abnormal. The requestId is {request_id}")
-    check_text_length(value, mode)
+    check_text_length(value, serving)
     return value
 
 
-def check_text_length(text: str, mode: Mode) -> None:
+def check_text_length(text: str, serving: ServingConfig) -> None:
     """Raises InvalidRequest for an empty or too long text."""
-    bounds = table.TEXT_INPUT.range(mode)
+    bounds = table.TEXT_INPUT.range(serving.validation)
     if bounds is not None and not bounds.holds(len(text)):
-        message = table.TEXT_INPUT.message
-        raise InvalidRequest(message.format(range=bounds.text, value=len(text)))
+        # The lenient bound is the deployment's own; a client wants it as a number.
+        limit = bounds.text.replace("maxRequestLength", str(serving.max_request_length * 2**20))
+        raise InvalidRequest(table.TEXT_INPUT.message.format(range=limit, value=len(text)))
 
 
 def check_token_count(count: int) -> None:

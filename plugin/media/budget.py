@@ -24,16 +24,23 @@ _BLOCK = 1024 * 1024
 
 
 class MeteredFile:
-    """A decoder's view of an open file. Reading raises MediaError once the budget is spent."""
+    """A decoder's view of an open file: raises MediaError once when the budget is spent, then ends.
+
+    Once, since PyAV prints what is raised while it still holds an earlier exception.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._reads = 0
+        self._spent = False
         self._began = time.thread_time()
 
     def read(self, size: int = -1) -> bytes:
+        if self._spent:
+            return b""
         self._reads += 1
         if self._reads > MAX_READS or time.thread_time() - self._began > MAX_CPU_SECONDS:
+            self._spent = True
             raise MediaError("takes more work to decode than its size allows")
         return self._file.read(size)
 

@@ -263,6 +263,14 @@ def test_text_input_refused(server: Server, text_input: Any, message: str) -> No
     )
 
 
+def test_text_input_lenient_names_the_deployments_own_bound(
+    start_server: Callable[..., Server],
+) -> None:
+    server = start_server(validation="lenient", max_request_length=2)
+    reply = server.generate({"text_input": ""})
+    assert "length in (0, 2097152], but the length of inputs is 0" in reply.json()["error"]
+
+
 def test_text_input_at_its_longest(start_server: Callable[..., Server]) -> None:
     server = start_server(max_iter_times=4)
     longest = 4 * 2**20

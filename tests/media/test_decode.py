@@ -93,7 +93,10 @@ def test_a_jpeg_of_very_many_scans_is_refused_without_decoding_them() -> None:
 
 @pytest.mark.parametrize("name", ["jpg", "png", "mp4"])
 def test_millions_of_tiny_parts_are_not_read(
-    samples: Samples, name: str, monkeypatch: pytest.MonkeyPatch
+    samples: Samples,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(budget, "MAX_CPU_SECONDS", 0.5)
     kind, data = samples[name]
@@ -104,6 +107,7 @@ def test_millions_of_tiny_parts_are_not_read(
     }[name]
     with pytest.raises(MediaError, match="more work to decode"):
         decode(kind, None, io.BytesIO(start + part * 4_000_000 + data[len(start) :]))
+    assert capfd.readouterr().err == ""
 
 
 def test_a_playlist_opens_nothing(samples: Samples) -> None:
