@@ -20,6 +20,7 @@ from tornado.web import Application, HTTPError, RequestHandler, stream_request_b
 
 from mindstream.handlers.error_map import ErrorReply, reply_for, reply_for_status
 from mindstream.handlers.json_body import parse_json_object
+from mindstream.handlers.measures import RequestMeasure
 from mindstream.handlers.peer import PeerWatch
 from mindstream.handlers.sse import CONTENT_TYPE, StreamCodec
 from mindstream.handlers.state import ServerState
@@ -57,10 +58,12 @@ class ApiHandler(RequestHandler):
     ) -> None:
         self.state = state
         self.request_id = "-"  # a dialect sets it as soon as it knows it
+        self.measure: RequestMeasure | None = None  # of a request that generates
         self._uuid = uuid.uuid4().hex
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._client_gone = False
+        self._stream_failed = False
         self._answer: asyncio.Future[None] | None = None
         super().__init__(application, request)
 
@@ -169,6 +172,7 @@ class ApiHandler(RequestHandler):
             if not self._headers_written:
                 raise
             self._log_failure(error)
+            self._stream_failed = True
             tail = codec.error(error)
         if tail:
             await self._send(tail)
@@ -216,6 +220,11 @@ class ApiHandler(RequestHandler):
 
     def compute_etag(self) -> None:
         """None: an answer is never the same twice, and hashing it would cost."""
+
+    def on_finish(self) -> None:
+        if self.measure is not None:
+            refused = self.get_status() >= 400 and not self._client_gone
+            self.measure.end(failed=refused or self._stream_failed)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = kwargs.get("exc_info", (None, None, None))[1]

@@ -26,6 +26,8 @@ _ORDER = (
     State.FAILED,
     State.STOPPED,
 )
+# The real server's.
+METRICS_TYPE = "text/plain; charset=utf-8"
 _BUSY = "Service is alive but busy"
 
 
@@ -130,6 +132,14 @@ class Info(GetHandler):
                 "max_input_length": limits.max_input_tokens,
             }
         )
+
+
+class MetricsText(GetHandler):
+    """Counters, gauges and histograms of every model in Prometheus' text format."""
+
+    async def answer(self) -> None:
+        self.set_header("Content-Type", METRICS_TYPE)
+        self.finish(self.state.metrics.text())
 
 
 def _worst(services: Iterable[ModelService]) -> BackendStatus:

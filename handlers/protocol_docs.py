@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from mindstream.handlers import triton_fields as table
 from mindstream.handlers.error_map import RULES, UNEXPECTED
 from mindstream.handlers.field_table import Field
+from mindstream.handlers.metrics import Metrics
 from mindstream.handlers.routes import ROUTES, Route
 from mindstream.handlers.triton_item_fields import ITEM_FIELDS
 from mindstream.handlers.triton_reply_fields import REPLY_FIELDS, ReplyField
@@ -138,6 +139,22 @@ inside the tensor (real server; wins).
 value that a request may leave out with where it came from.
 """
 
+_METRICS = """\
+
+## Metrics
+
+`GET /metrics` answers at any time, in Prometheus' text format; the real server does so only with
+the environment variable `MIES_SERVICE_MONITOR_MODE=1`, which is not needed here. Names and bucket
+bounds are MindIE's. The one label is `model_name`; the real server joins several models' names to
+one. Counters count since the server's start, also over restarts of its engine.
+
+Times are the engine's own, so a slow client does not count. The three lengths and latencies of a
+whole request are those of requests that came to their end. Failed is what was answered with an
+error, before or inside a stream; a request whose client left is only received. An average covers
+the last minute, or the time since the last look if that is longer ago. What counts prefix matches
+does so in tokens.
+
+"""
 
 _KEY_HEAD = ("key", "type", "here", "documented", "real server")
 
@@ -155,6 +172,7 @@ def render() -> str:
         _STREAM + _table(_KEY_HEAD, map(_key_row, REPLY_FIELDS)),
         _FAILURES + _table(("status", "error_type", "when"), _failure_rows()) + _AFTER_OPEN,
         _ROUTES + _table(("method", "path", "what it does"), map(_route_row, ROUTES)) + _STOP,
+        _METRICS.lstrip("\n") + _table(("metric", "type", "what it tells"), _metric_rows()),
     ]
     return "\n".join(parts)
 
@@ -196,6 +214,12 @@ def _failure_rows() -> Iterable[tuple[str, ...]]:
 def _route_row(route: Route) -> tuple[str, ...]:
     path = route.path.replace("{v}", "[/versions/{v}]")
     return route.method, f"`{path}`", _first_line(route.handler)
+
+
+def _metric_rows() -> Iterable[tuple[str, ...]]:
+    for metric in Metrics({}).collect():
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        yield f"`{name}`", metric.type, metric.documentation
 
 
 def _first_line(subject: type) -> str:

@@ -44,6 +44,7 @@ ROUTES = (
     Route("/v2/health/ready", management.Ready),
     Route("/health", management.Health),
     Route("/info", management.Info),
+    Route("/metrics", management.MetricsText),
     Route("/v1/models", management.ModelList),
     Route("/v1/models/{m}", management.ModelEntry),
 )

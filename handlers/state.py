@@ -1,4 +1,4 @@
-"""What all handlers of one application share: the served models and the request ids."""
+"""What all handlers of one application share: the served models, the request ids, the metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from itertools import count
 
+from mindstream.handlers.metrics import Metrics
 from mindstream.plugin.backend import State
 from mindstream.plugin.errors import NotFound, Overloaded, ServiceStopped
 from mindstream.plugin.service import ModelService
@@ -27,6 +28,7 @@ class ServerState:
             self.services[service.name] = service
         if not self.services:
             raise ValueError("at least one model must be served")
+        self.metrics = Metrics(self.services)
         self.created = int(time.time())  # seconds since 1970
         self._numbers = count()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mindstream.handlers import triton_request as wire
 from mindstream.handlers.base import ApiHandler, PostHandler
+from mindstream.handlers.measures import RequestMeasure
 from mindstream.handlers.state import require_running
 from mindstream.handlers.triton_codec import (
     ReplyOptions,
@@ -40,12 +41,14 @@ class Call:
     service: ModelService
     request: GenerationRequest
     parameters: wire.Parameters
+    measure: RequestMeasure
 
     def run(self, *, stream: bool) -> AbstractAsyncContextManager[AsyncIterator[TextChunk]]:
         """In a stream the client's time limit starts again with every event."""
-        return self.service.stream(
+        chunks = self.service.stream(
             self.request, timeout=self.parameters.timeout, restart_at_token=stream
         )
+        return self.measure.watch(chunks, self.request)
 
     def options(self) -> ReplyOptions:
         serving = self.service.deployment.serving
@@ -96,6 +99,7 @@ async def open_body(
 ) -> tuple[ModelService, dict[str, Any]]:
     """The first checks of every request, and the id it is logged under."""
     service = handler.state.model(model, version)
+    handler.measure = handler.state.metrics.received(service.name)
     body = await handler.json_body()
     require_running(service)
     mode = service.deployment.serving.validation
@@ -134,7 +138,8 @@ async def _call(
     wire.check_recompute_times(parameters, generated_before)
     draft = wire.to_draft(handler.request_id, prompt_ids, parameters, generated_before)
     request = to_generation_request(draft, service.defaults, service.limits)
-    return Call(service, request, parameters)
+    measure = handler.measure or handler.state.metrics.received(service.name)
+    return Call(service, request, parameters, measure)
 
 
 async def _text_of_items(service: ModelService, items: Sequence[Item]) -> str:
