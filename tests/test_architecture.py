@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +125,10 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 def test_tests_are_no_package() -> None:
     """importlib mode: two folders may have a test file of one name."""
     assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_the_code_map_lists_every_module_as_it_describes_itself() -> None:
+    """`scripts/code-map --write` mends it."""
+    command = [sys.executable, str(ROOT / "scripts" / "code-map")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
