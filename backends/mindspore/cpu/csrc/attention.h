@@ -5,13 +5,12 @@
 #include <math.h>
 
 #include "isa.h"
-#include "threads.h"
 #include "vec.h"
 
 namespace {
 
 using mindstream::AttentionArgs;
-using mindstream::Team;
+using mindstream::AttentionItem;
 
 constexpr int kKeys = 64;      // keys of one softmax step
 constexpr int kRows = 16;      // query rows that share the keys they read
@@ -23,10 +22,11 @@ struct AttentionTile {
   float out[kRows][kMaxDim];
 };
 
-inline void write_cache(const AttentionArgs &a, const Team &team) {
-  const int64_t row = a.kv_heads * a.head_dim, begin = a.tokens * team.rank / team.size;
-  const int64_t end = a.tokens * (team.rank + 1) / team.size;
-  for (int64_t t = begin; t < end; t++) {
+constexpr int64_t kWriteRows = 16;  // of one item
+
+inline void write_cache(const AttentionArgs &a, int64_t item) {
+  const int64_t row = a.kv_heads * a.head_dim, begin = item * kWriteRows;
+  for (int64_t t = begin; t < smaller(a.tokens, begin + kWriteRows); t++) {
     if (a.slots[t] < 0) continue;
     memcpy(a.key_cache + a.slots[t] * row, a.k + t * row, row * sizeof(float));
     memcpy(a.value_cache + a.slots[t] * row, a.v + t * row, row * sizeof(float));
@@ -80,13 +80,11 @@ inline void attend_block(const AttentionArgs &a, AttentionTile &tile, const floa
   add_values(tile.out[r], keep, tile.scores, tile.values, n, a.head_dim);
 }
 
-// Heads [first_head, first_head + heads) of query rows [row, row + rows) of sequence b.
-inline void attend(const AttentionArgs &a, int64_t b, int64_t first_token, int64_t row, int64_t rows,
-                   int64_t first_head, int64_t heads) {
+inline void attend(const AttentionArgs &a, const AttentionItem &item) {
+  const int64_t b = item.sequence, rows = item.rows, heads = item.heads, seen = item.seen;
   AttentionTile tile;
   const int64_t dim = a.head_dim, width = a.heads * dim, kv_width = a.kv_heads * dim;
-  const int64_t kv_head = first_head / (a.heads / a.kv_heads);
-  const int64_t seen = a.kv_lens[b] - a.q_lens[b] + row + 1;  // keys the first row sees
+  const int64_t kv_head = item.first_head / (a.heads / a.kv_heads);
   for (int64_t r = 0; r < rows * heads; r++) {
     tile.top[r] = -INFINITY;
     tile.total[r] = 0;
@@ -105,7 +103,7 @@ inline void attend(const AttentionArgs &a, int64_t b, int64_t first_token, int64
       const int64_t n = smaller<int64_t>(count, seen + i - start);
       if (n <= 0) continue;
       for (int64_t h = 0; h < heads; h++) {
-        const float *q = a.q + (first_token + row + i) * width + (first_head + h) * dim;
+        const float *q = a.q + (item.first_token + i) * width + (item.first_head + h) * dim;
         attend_block(a, tile, q, (int)(i * heads + h), (int)n);
       }
     }
@@ -113,35 +111,22 @@ inline void attend(const AttentionArgs &a, int64_t b, int64_t first_token, int64
   for (int64_t i = 0; i < rows; i++)
     for (int64_t h = 0; h < heads; h++) {
       const int64_t r = i * heads + h;
-      float *out = a.out + (first_token + row + i) * width + (first_head + h) * dim;
+      float *out = a.out + (item.first_token + i) * width + (item.first_head + h) * dim;
       for (int64_t d = 0; d < dim; d++) out[d] = tile.out[r][d] / tile.total[r];
     }
 }
 
-void paged_attention(const AttentionArgs &a, const Team &team) {
-  write_cache(a, team);
-  team.barrier();
-  const int64_t group = a.heads / a.kv_heads;
-  // Heads of a group share keys; with little work they are spread over the threads instead.
-  const int64_t few = a.tokens * a.kv_heads < 4 * team.size;
-  const int64_t heads = few ? 1 : smaller<int64_t>(group, kRows), parts = (group + heads - 1) / heads;
-  const int64_t rows = kRows / heads;
-  int64_t item = team.next(INT64_MAX), seen = 0, first_token = 0;
-  for (int64_t b = 0; b < a.sequences; b++) {
-    const int64_t tiles = (a.q_lens[b] + rows - 1) / rows, items = tiles * a.kv_heads * parts;
-    for (; item < seen + items; item = team.next(INT64_MAX)) {
-      const int64_t tile = (item - seen) / (a.kv_heads * parts), head = (item - seen) % (a.kv_heads * parts);
-      const int64_t first = head / parts * group + head % parts * heads;
-      attend(a, b, first_token, tile * rows, smaller<int64_t>(rows, a.q_lens[b] - tile * rows), first,
-             smaller<int64_t>(heads, (head / parts + 1) * group - first));
-    }
-    seen += items;
-    first_token += a.q_lens[b];
-  }
-  // Rows that belong to no sequence are padding.
-  if (team.rank == 0 && first_token < a.tokens)
-    memset(a.out + first_token * a.heads * a.head_dim, 0,
-           (a.tokens - first_token) * a.heads * a.head_dim * sizeof(float));
+int64_t attention_items(const void *context, int64_t phase) {
+  const AttentionArgs &a = *static_cast<const AttentionArgs *>(context);
+  return phase == 0 ? (a.tokens + kWriteRows - 1) / kWriteRows : a.item_count;
+}
+
+void run_attention(const void *context, int64_t phase, int64_t item) {
+  const AttentionArgs &a = *static_cast<const AttentionArgs *>(context);
+  if (phase == 0)
+    write_cache(a, item);
+  else
+    attend(a, a.items[item]);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 namespace {
 
+using mindstream::AttentionItem;
 using mindstream::Cache;
 using mindstream::kChunkKeys;
 using mindstream::StackArgs;
@@ -79,12 +80,12 @@ inline void rotate(float *x, const float *cos, const float *sin, int64_t dim, fl
 
 // Norm, rotation and cache write of the rows' queries, keys and values.
 template <Cache C>
-void rotate_and_store(const StackArgs &s, int64_t index, const Team &team) {
+void rotate_and_store(const StackArgs &s, int64_t index, int64_t begin, int64_t end) {
   const mindstream::Dims &d = *s.dims;
   const mindstream::Layer &layer = s.layers[index];
   const int64_t dim = d.head_dim, width = (d.heads + 2 * d.kv_heads) * dim;
   const float scale = 1.0f / sqrtf((float)dim);
-  for (int64_t t = team.rank; t < s.tokens; t += team.size) {
+  for (int64_t t = begin; t < end; t++) {
     float *row = s.qkv + t * width;
     const float *cos = s.cos + t * dim, *sin = s.sin + t * dim;
     for (int64_t h = 0; h < d.heads + d.kv_heads; h++) {
@@ -225,14 +226,6 @@ struct Attend {
   }
 };
 
-// What one item of work is: some query rows and heads of one sequence, and maybe one chunk of keys.
-struct AttentionItem {
-  int64_t sequence, first_token;  // first_token: of the tile, among all rows
-  int64_t rows, first_head, heads;
-  int64_t seen;   // keys the first row sees
-  int64_t chunk;  // -1: all
-};
-
 template <Weights W, Cache C, int R>
 void attend_item(const StackArgs &s, int64_t layer, const AttentionItem &item, int64_t tile_height) {
   const mindstream::Dims &d = *s.dims;
@@ -297,60 +290,22 @@ void attend_rows(const StackArgs &s, int64_t layer, const AttentionItem &item, i
   }
 }
 
-// The partial results of split rows, merged in the order of the keys.
+// The partial results of one split row and head, merged in the order of the keys.
 template <Weights W>
-void merge_split(const StackArgs &s, int64_t height, const Team &team) {
-  const mindstream::Dims &d = *s.dims;
-  const int64_t dim = d.head_dim;
-  int64_t first = 0;
-  for (int64_t b = 0; b < s.sequences; first += s.q_lens[b++])
-    for (int64_t i = team.rank; i < s.q_lens[b] * d.heads; i += team.size) {
-      const int64_t token = first + i / d.heads, head = i % d.heads;
-      const int64_t seen = s.kv_lens[b] - s.q_lens[b] + i / d.heads + 1;
-      float top = -INFINITY, total = 0, out[kHeadDim] = {};
-      for (int64_t c = 0; c * kChunkKeys < seen; c++) {
-        const float *part = s.partials + ((token * d.heads + head) * s.chunks + c) * (dim + 2);
-        const Merge m = merge_weights(top, total, part[0], part[1]);
-        merge_values(out, part + 2, m, dim);
-      }
-      const vf inverse = splat(1.0f / total);
-      for (int64_t j = 0; j < dim; j += kLanes) store(out + j, load(out + j) * inverse);
-      put_values<W>(s.narrow, token, height, d.heads * dim, head * dim, out, dim);
-    }
-}
-
-// All rows' attention into s.narrow. Every thread calls it; a barrier must follow.
-template <Weights W, Cache C>
-void cached_attention(const StackArgs &s, int64_t layer, int64_t height, const Team &team) {
-  const mindstream::Dims &d = *s.dims;
-  const int64_t per_kv = d.heads / d.kv_heads, heads = smaller<int64_t>(per_kv, kTile);
-  const int64_t parts = (per_kv + heads - 1) / heads, rows = kTile / heads;
-  int64_t wanted = team.next(INT64_MAX), before = 0, first_token = 0;
-  for (int64_t b = 0; b < s.sequences; b++) {
-    const int64_t tiles = (s.q_lens[b] + rows - 1) / rows;
-    const int64_t chunks = s.chunks ? (s.kv_lens[b] + kChunkKeys - 1) / kChunkKeys : 1;
-    const int64_t columns = d.kv_heads * parts * chunks, items = tiles * columns;
-    for (; wanted < before + items; wanted = team.next(INT64_MAX)) {
-      // The last rows see the most keys: they come first, so that no long item is left to the end.
-      const int64_t tile = tiles - 1 - (wanted - before) / columns, column = (wanted - before) % columns;
-      const int64_t part = column / chunks % parts, kv_head = column / chunks / parts;
-      AttentionItem item;
-      item.sequence = b;
-      item.first_token = first_token + tile * rows;
-      item.rows = smaller<int64_t>(rows, s.q_lens[b] - tile * rows);
-      item.first_head = kv_head * per_kv + part * heads;
-      item.heads = smaller<int64_t>(heads, per_kv - part * heads);
-      item.seen = s.kv_lens[b] - s.q_lens[b] + tile * rows + 1;
-      item.chunk = s.chunks ? column % chunks : -1;
-      if (item.chunk * kChunkKeys < item.seen + item.rows - 1) attend_rows<W, C>(s, layer, item, height);
-    }
-    before += items;
-    first_token += s.q_lens[b];
+void merge_split(const StackArgs &s, int64_t token, int64_t head, int64_t height) {
+  const int64_t dim = s.dims->head_dim, heads = s.dims->heads;
+  int64_t b = 0, first = 0;
+  while (token >= first + s.q_lens[b]) first += s.q_lens[b++];
+  const int64_t seen = s.kv_lens[b] - s.q_lens[b] + token - first + 1;
+  float top = -INFINITY, total = 0, out[kHeadDim] = {};
+  for (int64_t c = 0; c * kChunkKeys < seen; c++) {
+    const float *part = s.partials + ((token * heads + head) * s.chunks + c) * (dim + 2);
+    const Merge m = merge_weights(top, total, part[0], part[1]);
+    merge_values(out, part + 2, m, dim);
   }
-  if (s.chunks) {
-    team.barrier();
-    merge_split<W>(s, height, team);
-  }
+  const vf inverse = splat(1.0f / total);
+  for (int64_t j = 0; j < dim; j += kLanes) store(out + j, load(out + j) * inverse);
+  put_values<W>(s.narrow, token, height, heads * dim, head * dim, out, dim);
 }
 
 }  // namespace

@@ -5,7 +5,14 @@
 
 namespace mindstream {
 
-struct Team;
+// One piece of the attention's work: some query rows and heads of one sequence that share a KV head,
+// and all keys or one chunk of them.
+struct AttentionItem {
+  int64_t sequence, first_token;  // first_token: of all rows
+  int64_t rows, first_head, heads;
+  int64_t seen;   // keys the first row sees
+  int64_t chunk;  // -1: all
+};
 
 // Arguments of the ragged paged attention on MindSpore's cache layout; arrays as in operators.cc.
 struct AttentionArgs {
@@ -15,6 +22,8 @@ struct AttentionArgs {
   float *out;
   int64_t tokens, heads, kv_heads, head_dim, block_size, sequences, table_width;
   float scale;
+  const AttentionItem *items;  // chunk is -1
+  int64_t item_count;
 };
 
 enum class Weights : int32_t { kBf16 = 0, kInt8 = 1, kF32 = 2 };
@@ -72,6 +81,8 @@ struct StackArgs {
   Rows narrow, wide;
   float *partials;  // split attention: [T, heads, chunks, head_dim + 2]
   int64_t chunks;   // 0: no split
+  const AttentionItem *items;  // the same for every layer
+  int64_t item_count;
 };
 
 struct HeadArgs {
@@ -82,16 +93,23 @@ struct HeadArgs {
   Rows acts;
 };
 
+// The two functions of a job, see threads.h; the context is the arguments' struct.
+struct Phases {
+  int64_t (*items)(const void *context, int64_t phase);
+  void (*run)(const void *context, int64_t phase, int64_t item);
+};
+
 struct Kernels {
   const char *name;
   int tile;  // most rows a tile of Rows has
   // Bytes of one row's units at a depth, for sizing the scratch.
   size_t (*row_bytes)(Weights kind, int64_t depth);
-  // Each is called on every thread of a job.
-  void (*attention)(const AttentionArgs &args, const Team &team);
-  void (*stack)(const StackArgs &args, const Team &team);
-  void (*head)(const HeadArgs &args, const Team &team);
+  Phases attention;  // of AttentionArgs, kAttentionPhases
+  Phases stack;      // of StackArgs, layers * kLayerPhases + 1
+  Phases head;       // of HeadArgs, kHeadPhases
 };
+
+constexpr int64_t kAttentionPhases = 2, kLayerPhases = 11, kHeadPhases = 2;
 
 constexpr int64_t kChunkKeys = 512;  // keys of one partial result of the attention
 

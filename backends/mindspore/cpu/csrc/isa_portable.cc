@@ -3,5 +3,12 @@
 #include "stack.h"
 
 namespace mindstream {
-extern const Kernels kPortable = {"portable", kTile, row_bytes, paged_attention, stack, head};
+extern const Kernels kPortable = {
+    "portable",
+    kTile,
+    row_bytes,
+    {attention_items, run_attention},
+    {stack_items, run_stack},
+    {head_items, run_head},
+};
 }  // namespace mindstream

@@ -1,5 +1,4 @@
-// Matrix products over the packed weights: work is claimed slab by slab, so that a thread that lost
-// its core for a while holds nobody up.
+// Matrix products over the packed weights, slab by slab.
 #pragma once
 #include "rows.h"
 
@@ -21,38 +20,44 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_
   }
 }
 
-// Calls out(row, slab, columns) with the 32 columns of every slab; for one (row, slab) only once.
+// Into how many items the tiles of one slab are cut: enough for many threads and few slabs.
+inline int64_t tile_parts(const Matrix &m, int64_t tiles) {
+  return smaller<int64_t>((32 + m.slabs() - 1) / m.slabs(), tiles);
+}
+
+inline int64_t matmul_items(const Matrix &m, int64_t count) {
+  const int64_t tile = tile_rows(count, kTile);
+  return m.slabs() * tile_parts(m, (count + tile - 1) / tile);
+}
+
+// Calls out(row, slab, columns) with the 32 columns of the item's slab and rows.
 template <Weights W, int R, class Out>
-void matmul_tiles(const Matrix &m, const Rows &rows, int64_t count, const Team &team, const Out &out) {
-  const int64_t tiles = (count + R - 1) / R, slabs = m.slabs();
-  const int64_t wanted = (4 * team.size + slabs - 1) / slabs;
-  const int64_t parts = smaller<int64_t>(wanted, tiles);
-  for (int64_t item; (item = team.next(slabs * parts)) >= 0;) {
-    const int64_t slab = item / parts, part = item % parts;
-    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
-      vf c[R][kVecs] = {};
-      slab_product<W, R>(m, rows, t, slab, c);
-      for (int r = 0; r < R && t * R + r < count; r++) out(t * R + r, slab, c[r]);
-    }
+void matmul_tiles(const Matrix &m, const Rows &rows, int64_t count, int64_t item, const Out &out) {
+  const int64_t tiles = (count + R - 1) / R, parts = tile_parts(m, tiles);
+  const int64_t slab = item / parts, part = item % parts;
+  for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
+    vf c[R][kVecs] = {};
+    slab_product<W, R>(m, rows, t, slab, c);
+    for (int r = 0; r < R && t * R + r < count; r++) out(t * R + r, slab, c[r]);
   }
 }
 
 template <Weights W, class Out>
-void matmul(const Matrix &m, const Rows &rows, int64_t count, const Team &team, const Out &out) {
+void matmul(const Matrix &m, const Rows &rows, int64_t count, int64_t item, const Out &out) {
   switch (tile_rows(count, kTile)) {
-    case 1: return matmul_tiles<W, 1>(m, rows, count, team, out);
-    case 2: return matmul_tiles<W, 2>(m, rows, count, team, out);
-    case 3: return matmul_tiles<W, 3>(m, rows, count, team, out);
+    case 1: return matmul_tiles<W, 1>(m, rows, count, item, out);
+    case 2: return matmul_tiles<W, 2>(m, rows, count, item, out);
+    case 3: return matmul_tiles<W, 3>(m, rows, count, item, out);
 #if defined(__AVX512F__)
-    case 4: return matmul_tiles<W, 4>(m, rows, count, team, out);
-    case 5: return matmul_tiles<W, 5>(m, rows, count, team, out);
-    case 6: return matmul_tiles<W, 6>(m, rows, count, team, out);
-    case 7: return matmul_tiles<W, 7>(m, rows, count, team, out);
-    case 8: return matmul_tiles<W, 8>(m, rows, count, team, out);
-    case 9: return matmul_tiles<W, 9>(m, rows, count, team, out);
-    case 10: return matmul_tiles<W, 10>(m, rows, count, team, out);
-    case 11: return matmul_tiles<W, 11>(m, rows, count, team, out);
-    case 12: return matmul_tiles<W, 12>(m, rows, count, team, out);
+    case 4: return matmul_tiles<W, 4>(m, rows, count, item, out);
+    case 5: return matmul_tiles<W, 5>(m, rows, count, item, out);
+    case 6: return matmul_tiles<W, 6>(m, rows, count, item, out);
+    case 7: return matmul_tiles<W, 7>(m, rows, count, item, out);
+    case 8: return matmul_tiles<W, 8>(m, rows, count, item, out);
+    case 9: return matmul_tiles<W, 9>(m, rows, count, item, out);
+    case 10: return matmul_tiles<W, 10>(m, rows, count, item, out);
+    case 11: return matmul_tiles<W, 11>(m, rows, count, item, out);
+    case 12: return matmul_tiles<W, 12>(m, rows, count, item, out);
 #endif
   }
 }

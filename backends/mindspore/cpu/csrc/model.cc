@@ -6,6 +6,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "ragged.h"
 #include "threads.h"
 
 namespace mindstream {
@@ -151,15 +152,16 @@ void Model::reserve_rows(Rows &rows, Memory *memory, int64_t count, int64_t dept
 }
 
 // With less work than threads a long context is split among them.
-void Model::choose_split(StackArgs &args) const {
-  const int64_t per_kv = dims_.heads / dims_.kv_heads, heads = std::min<int64_t>(per_kv, kernels().tile);
-  const int64_t rows = kernels().tile / heads;
-  int64_t items = 0, longest = 0;
-  for (int64_t b = 0; b < args.sequences; b++) {
-    items += (args.q_lens[b] + rows - 1) / rows * dims_.kv_heads * ((per_kv + heads - 1) / heads);
-    longest = std::max<int64_t>(longest, args.kv_lens[b]);
-  }
-  args.chunks = items < 4 * thread_count() && longest > kChunkKeys ? (longest + kChunkKeys - 1) / kChunkKeys : 0;
+void Model::plan_attention(StackArgs &args) {
+  const RaggedShape shape = {args.q_lens, args.kv_lens, args.sequences, dims_.heads, dims_.kv_heads};
+  int64_t longest = 0;
+  for (int64_t b = 0; b < args.sequences; b++) longest = std::max<int64_t>(longest, args.kv_lens[b]);
+  attention_items(shape, kernels().tile, 0, items_);
+  const bool few = static_cast<int64_t>(items_.size()) < 4 * thread_count();
+  args.chunks = few && longest > kChunkKeys ? (longest + kChunkKeys - 1) / kChunkKeys : 0;
+  if (args.chunks) attention_items(shape, kernels().tile, kChunkKeys, items_);
+  args.items = items_.data();
+  args.item_count = static_cast<int64_t>(items_.size());
 }
 
 void Model::run(StackArgs &args) {
@@ -167,20 +169,20 @@ void Model::run(StackArgs &args) {
   args.dims = &dims_;
   args.layers = layers_.data();
   args.final_norm = final_norm_.as<float>();
-  choose_split(args);
+  plan_attention(args);
   qkv_.reserve(static_cast<size_t>(args.tokens * (attended + 2 * dims_.kv_heads * dims_.head_dim)) * sizeof(float));
   partials_.reserve(static_cast<size_t>(args.tokens * dims_.heads * args.chunks * (dims_.head_dim + 2)) * sizeof(float));
   reserve_rows(args.narrow, narrow_, args.tokens, std::max(dims_.hidden, attended));
   reserve_rows(args.wide, wide_, args.tokens, dims_.intermediate);
   args.qkv = qkv_.as<float>();
   args.partials = partials_.as<float>();
-  run_parallel([](const Team &team, void *context) { kernels().stack(*static_cast<StackArgs *>(context), team); }, &args);
+  run_parallel({&args, dims_.layers * kLayerPhases + 1, kernels().stack.items, kernels().stack.run});
 }
 
 void Model::head(const float *hidden, int64_t count, float *logits) {
   HeadArgs args = {&head_.matrix, hidden, count, logits, {}};
   reserve_rows(args.acts, head_rows_, count, dims_.hidden);
-  run_parallel([](const Team &team, void *context) { kernels().head(*static_cast<HeadArgs *>(context), team); }, &args);
+  run_parallel({&args, kHeadPhases, kernels().head.items, kernels().head.run});
 }
 
 namespace {

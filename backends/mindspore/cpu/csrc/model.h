@@ -39,7 +39,7 @@ class Model {
 
   void put_global(Tensor what, const Source &source);
   void put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total);
-  void choose_split(StackArgs &args) const;
+  void plan_attention(StackArgs &args);
   void reserve_rows(Rows &rows, Memory *memory, int64_t count, int64_t depth) const;
 
   Dims dims_;
@@ -48,6 +48,7 @@ class Model {
   PackedMatrix head_;
   Memory embedding_, final_norm_;
   bool has_head_ = false;
+  std::vector<AttentionItem> items_;
   Memory qkv_, partials_, narrow_[4], wide_[4], head_rows_[4];
 };
 

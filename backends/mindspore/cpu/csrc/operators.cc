@@ -11,6 +11,7 @@
 
 #include "isa.h"
 #include "model.h"
+#include "ragged.h"
 #include "threads.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -20,6 +21,8 @@ using mindstream::Model;
 using mindstream::StackArgs;
 
 namespace {
+
+constexpr int64_t kAttentionRows = 16;  // at most, of an item of PagedAttention
 
 int refuse(const char *operation, const char *what, long long given, long long bound) {
   std::fprintf(stderr, "mindstream %s: %s: %lld (bound: %lld)\n", operation, what, given, bound);
@@ -92,11 +95,19 @@ EXPORT int PagedAttention(int, void **p, int *, int64_t **s, const char **, void
   const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
                              a.table_width, s[3][0], a.block_size};
   if (const int error = batch.check()) return error;
-  mindstream::run_parallel(
-      [](const mindstream::Team &team, void *args) {
-        mindstream::kernels().attention(*static_cast<AttentionArgs *>(args), team);
-      },
-      &a);
+  // Heads of a group share keys; with little work they are spread over the threads instead.
+  const bool few = a.tokens * a.kv_heads < 4 * mindstream::thread_count();
+  std::vector<mindstream::AttentionItem> items;
+  mindstream::attention_items({a.q_lens, a.kv_lens, a.sequences, a.heads, a.kv_heads},
+                              few ? 1 : kAttentionRows, 0, items);
+  a.items = items.data();
+  a.item_count = static_cast<int64_t>(items.size());
+  const mindstream::Phases &phases = mindstream::kernels().attention;
+  mindstream::run_parallel({&a, mindstream::kAttentionPhases, phases.items, phases.run});
+  // Rows that belong to no sequence are padding.
+  int64_t used = 0;
+  for (int64_t b = 0; b < a.sequences; b++) used += a.q_lens[b];
+  std::memset(a.out + used * s[0][1], 0, static_cast<size_t>((a.tokens - used) * s[0][1]) * sizeof(float));
   return 0;
 }
 

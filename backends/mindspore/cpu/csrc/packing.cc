@@ -74,20 +74,22 @@ struct PackJob {
   }
 };
 
-void pack_rows(const Team &team, void *context) {
-  const PackJob &job = *static_cast<PackJob *>(context);
+// Rows that end up in one slab are one item: they share cache lines.
+int64_t pack_items(const void *context, int64_t) {
+  return (static_cast<const PackJob *>(context)->source->rows + kSlab - 1) / kSlab;
+}
+
+void pack_rows(const void *context, int64_t, int64_t item) {
+  const PackJob &job = *static_cast<const PackJob *>(context);
   const Matrix &m = *job.matrix;
   std::vector<float> x(static_cast<size_t>(m.depth + kGroup));
-  // Rows that end up in one slab stay on one thread: they share cache lines.
-  const int64_t parts = (job.source->rows + kSlab - 1) / kSlab;
-  for (int64_t part; (part = team.next(parts)) >= 0;)
-    for (int64_t row = part * kSlab; row < std::min(job.source->rows, (part + 1) * kSlab); row++) {
-      job.source->read(row, x.data());
-      const int64_t column = job.column(row);
-      if (m.kind == Weights::kBf16) pack_bf16(m, column, x.data());
-      if (m.kind == Weights::kF32) pack_f32(m, column, x.data());
-      if (m.kind == Weights::kInt8) pack_int8(m, column, x.data());
-    }
+  for (int64_t row = item * kSlab; row < std::min(job.source->rows, (item + 1) * kSlab); row++) {
+    job.source->read(row, x.data());
+    const int64_t column = job.column(row);
+    if (m.kind == Weights::kBf16) pack_bf16(m, column, x.data());
+    if (m.kind == Weights::kF32) pack_f32(m, column, x.data());
+    if (m.kind == Weights::kInt8) pack_int8(m, column, x.data());
+  }
 }
 
 }  // namespace
@@ -119,8 +121,8 @@ void PackedMatrix::allocate(int64_t columns, int64_t depth, Weights kind) {
 }
 
 void PackedMatrix::pack(const Source &source, Place place, int64_t first) {
-  PackJob job = {&matrix, &source, place, first};
-  run_parallel(pack_rows, &job);
+  const PackJob job = {&matrix, &source, place, first};
+  run_parallel({&job, 1, pack_items, pack_rows});
 }
 
 void PackedMatrix::read(int64_t column, float *to) const {

@@ -3,13 +3,11 @@
 #include <math.h>
 
 #include "isa.h"
-#include "threads.h"
 #include "tile.h"
 
 namespace {
 
 using mindstream::Rows;
-using mindstream::Team;
 using mindstream::Weights;
 using mindstream::tile_rows;
 
@@ -109,16 +107,12 @@ inline void put_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, 
     put_values<W>(rows, row, tile, depth, 0, x, depth);
 }
 
-// What put_values left in staging becomes units. Nothing to do for other formats.
-template <Weights W>
-inline void finish_rows(const Rows &rows, int64_t count, int64_t tile, int64_t depth, const Team &team) {
-  if constexpr (W == Weights::kInt8) {
-    float x[kMaxDepth + kGroup];
-    for (int64_t row = team.rank; row < count; row += team.size) {
-      memcpy(x, rows.staging + row * depth, depth * sizeof(float));
-      quantize_row(rows, row, tile, depth, x);
-    }
-    team.barrier();
+// Rows [begin, end) that put_values left in staging become units; for int8 alone.
+inline void quantize_staged(const Rows &rows, int64_t begin, int64_t end, int64_t tile, int64_t depth) {
+  float x[kMaxDepth + kGroup];
+  for (int64_t row = begin; row < end; row++) {
+    memcpy(x, rows.staging + row * depth, depth * sizeof(float));
+    quantize_row(rows, row, tile, depth, x);
   }
 }
 
@@ -131,10 +125,10 @@ inline void rms_norm(const float *x, const float *weight, float *y, int64_t n, f
 }
 
 template <Weights W>
-inline void norm_rows(const float *hidden, const float *weight, const Rows &rows, int64_t count,
-                      int64_t tile, int64_t depth, float eps, const Team &team) {
+inline void norm_rows(const float *hidden, const float *weight, const Rows &rows, int64_t begin,
+                      int64_t end, int64_t tile, int64_t depth, float eps) {
   float x[kMaxDepth + kGroup];
-  for (int64_t row = team.rank; row < count; row += team.size) {
+  for (int64_t row = begin; row < end; row++) {
     rms_norm(hidden + row * depth, weight, x, depth, eps);
     put_row<W>(rows, row, tile, depth, x);
   }

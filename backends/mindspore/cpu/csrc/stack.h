@@ -1,77 +1,115 @@
-// The whole decoder stack as one job: all layers and the final norm, with a barrier between steps.
+// The whole decoder stack as one job: the phases of each layer, and at last the final norm.
 #pragma once
 #include "cached_attention.h"
 
 namespace {
 
+using mindstream::Dims;
 using mindstream::HeadArgs;
+using mindstream::Layer;
 
-template <Weights W, Cache C>
-void run_layer(const StackArgs &s, int64_t index, const Team &team) {
-  const mindstream::Dims &d = *s.dims;
-  const mindstream::Layer &layer = s.layers[index];
-  const int64_t tile = tile_rows(s.tokens, kTile), attended = d.heads * d.head_dim;
-  norm_rows<W>(s.hidden, layer.input_norm, s.narrow, s.tokens, tile, d.hidden, d.eps, team);
-  team.barrier();
-  matmul<W>(layer.qkv, s.narrow, s.tokens, team, StoreOut{s.qkv, layer.qkv.columns, layer.qkv_bias});
-  team.barrier();
-  rotate_and_store<C>(s, index, team);
-  team.barrier();
-  cached_attention<W, C>(s, index, tile, team);
-  team.barrier();
-  finish_rows<W>(s.narrow, s.tokens, tile, attended, team);
-  matmul<W>(layer.out, s.narrow, s.tokens, team, AddOut{s.hidden, d.hidden});
-  team.barrier();
-  norm_rows<W>(s.hidden, layer.post_norm, s.narrow, s.tokens, tile, d.hidden, d.eps, team);
-  team.barrier();
-  matmul<W>(layer.gate_up, s.narrow, s.tokens, team, SwigluOut<W>{s.wide, tile, d.intermediate});
-  team.barrier();
-  finish_rows<W>(s.wide, s.tokens, tile, d.intermediate, team);
-  matmul<W>(layer.down, s.wide, s.tokens, team, AddOut{s.hidden, d.hidden});
-  team.barrier();
+enum Stage {
+  kInputNorm, kQkv, kRotate, kAttend, kMerge, kQuantizeAttended, kOut, kPostNorm, kGateUp, kQuantizeWide, kDown,
+};
+static_assert(kDown + 1 == mindstream::kLayerPhases, "a phase for each stage");
+
+constexpr int64_t kItemRows = 4;  // rows of an item that works row by row
+
+inline int64_t row_items(int64_t rows) { return (rows + kItemRows - 1) / kItemRows; }
+
+// Rows of the attention that belong to a sequence; behind them is padding.
+inline int64_t used_rows(const StackArgs &s) {
+  int64_t rows = 0;
+  for (int64_t b = 0; b < s.sequences; b++) rows += s.q_lens[b];
+  return rows;
+}
+
+int64_t stack_items(const void *context, int64_t phase) {
+  const StackArgs &s = *static_cast<const StackArgs *>(context);
+  const int64_t index = phase / mindstream::kLayerPhases;
+  if (index == s.dims->layers) return row_items(s.tokens);
+  const Layer &layer = s.layers[index];
+  switch (phase % mindstream::kLayerPhases) {
+    case kQkv: return matmul_items(layer.qkv, s.tokens);
+    case kAttend: return s.item_count;
+    case kMerge: return s.chunks ? used_rows(s) * s.dims->heads : 0;
+    case kOut: return matmul_items(layer.out, s.tokens);
+    case kGateUp: return matmul_items(layer.gate_up, s.tokens);
+    case kDown: return matmul_items(layer.down, s.tokens);
+    case kQuantizeAttended:
+    case kQuantizeWide: return s.dims->weights == Weights::kInt8 ? row_items(s.tokens) : 0;
+    default: return row_items(s.tokens);
+  }
 }
 
 template <Weights W, Cache C>
-void run_stack(const StackArgs &s, const Team &team) {
-  const int64_t hidden = s.dims->hidden;
-  for (int64_t layer = 0; layer < s.dims->layers; layer++) run_layer<W, C>(s, layer, team);
-  for (int64_t t = team.rank; t < s.tokens; t += team.size)
+void run_stage(const StackArgs &s, int64_t index, int64_t stage, int64_t item) {
+  const Dims &d = *s.dims;
+  const Layer &layer = s.layers[index];
+  const int64_t n = s.tokens, tile = tile_rows(n, kTile), attended = d.heads * d.head_dim;
+  const int64_t begin = item * kItemRows, end = smaller(n, begin + kItemRows);
+  switch (stage) {
+    case kInputNorm: return norm_rows<W>(s.hidden, layer.input_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
+    case kQkv: return matmul<W>(layer.qkv, s.narrow, n, item, StoreOut{s.qkv, layer.qkv.columns, layer.qkv_bias});
+    case kRotate: return rotate_and_store<C>(s, index, begin, end);
+    case kAttend: return attend_rows<W, C>(s, index, s.items[item], tile);
+    case kMerge: return merge_split<W>(s, item / d.heads, item % d.heads, tile);
+    case kQuantizeAttended: return quantize_staged(s.narrow, begin, end, tile, attended);
+    case kOut: return matmul<W>(layer.out, s.narrow, n, item, AddOut{s.hidden, d.hidden});
+    case kPostNorm: return norm_rows<W>(s.hidden, layer.post_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
+    case kGateUp: return matmul<W>(layer.gate_up, s.narrow, n, item, SwigluOut<W>{s.wide, tile, d.intermediate});
+    case kQuantizeWide: return quantize_staged(s.wide, begin, end, tile, d.intermediate);
+    case kDown: return matmul<W>(layer.down, s.wide, n, item, AddOut{s.hidden, d.hidden});
+  }
+}
+
+void final_norm(const StackArgs &s, int64_t item) {
+  const int64_t hidden = s.dims->hidden, begin = item * kItemRows;
+  for (int64_t t = begin; t < smaller(s.tokens, begin + kItemRows); t++)
     rms_norm(s.hidden + t * hidden, s.final_norm, s.hidden + t * hidden, hidden, s.dims->eps);
 }
 
 template <Weights W>
-void run_stack(const StackArgs &s, const Team &team) {
+void run_stage(const StackArgs &s, int64_t index, int64_t stage, int64_t item) {
   if (s.dims->cache == Cache::kBf16)
-    run_stack<W, Cache::kBf16>(s, team);
+    run_stage<W, Cache::kBf16>(s, index, stage, item);
   else
-    run_stack<W, Cache::kF32>(s, team);
+    run_stage<W, Cache::kF32>(s, index, stage, item);
 }
 
-void stack(const StackArgs &s, const Team &team) {
+void run_stack(const void *context, int64_t phase, int64_t item) {
+  const StackArgs &s = *static_cast<const StackArgs *>(context);
+  const int64_t index = phase / mindstream::kLayerPhases, stage = phase % mindstream::kLayerPhases;
+  if (index == s.dims->layers) return final_norm(s, item);
   switch (s.dims->weights) {
-    case Weights::kBf16: return run_stack<Weights::kBf16>(s, team);
-    case Weights::kInt8: return run_stack<Weights::kInt8>(s, team);
-    case Weights::kF32: return run_stack<Weights::kF32>(s, team);
+    case Weights::kBf16: return run_stage<Weights::kBf16>(s, index, stage, item);
+    case Weights::kInt8: return run_stage<Weights::kInt8>(s, index, stage, item);
+    case Weights::kF32: return run_stage<Weights::kF32>(s, index, stage, item);
   }
+}
+
+int64_t head_items(const void *context, int64_t phase) {
+  const HeadArgs &h = *static_cast<const HeadArgs *>(context);
+  return phase == 0 ? row_items(h.count) : matmul_items(*h.head, h.count);
 }
 
 template <Weights W>
-void run_head(const HeadArgs &h, const Team &team) {
-  const int64_t tile = tile_rows(h.count, kTile), hidden = h.head->depth;
+void run_head(const HeadArgs &h, int64_t phase, int64_t item) {
+  const int64_t tile = tile_rows(h.count, kTile), hidden = h.head->depth, begin = item * kItemRows;
+  if (phase == 1) return matmul<W>(*h.head, h.acts, h.count, item, StoreOut{h.logits, h.head->columns, nullptr});
   float x[kMaxDepth + kGroup];
-  for (int64_t i = team.rank; i < h.count; i += team.size) {
+  for (int64_t i = begin; i < smaller(h.count, begin + kItemRows); i++) {
     memcpy(x, h.hidden + i * hidden, hidden * sizeof(float));
     put_row<W>(h.acts, i, tile, hidden, x);
   }
-  team.barrier();
-  matmul<W>(*h.head, h.acts, h.count, team, StoreOut{h.logits, h.head->columns, nullptr});
 }
 
-void head(const HeadArgs &h, const Team &team) {
+void run_head(const void *context, int64_t phase, int64_t item) {
+  const HeadArgs &h = *static_cast<const HeadArgs *>(context);
   switch (h.head->kind) {
-    case Weights::kBf16: return run_head<Weights::kBf16>(h, team);
-    case Weights::kInt8: return run_head<Weights::kInt8>(h, team);
-    case Weights::kF32: return run_head<Weights::kF32>(h, team);
+    case Weights::kBf16: return run_head<Weights::kBf16>(h, phase, item);
+    case Weights::kInt8: return run_head<Weights::kInt8>(h, phase, item);
+    case Weights::kF32: return run_head<Weights::kF32>(h, phase, item);
   }
 }
 

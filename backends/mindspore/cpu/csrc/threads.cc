@@ -1,6 +1,5 @@
 #include "threads.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -27,8 +26,15 @@ int default_threads() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
 #endif
-  return std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
+
+// The phase a job is in and how many of its items nobody has claimed yet, in one word: a claim is
+// one compare-and-swap, and nothing of a job is read before a claim has succeeded. A job cannot end
+// while an item is claimed, so what is read then is alive.
+constexpr int kItemBits = 40;
+constexpr uint64_t kItems = (uint64_t{1} << kItemBits) - 1;
+constexpr uint64_t kNoJob = ~uint64_t{0} << kItemBits;
 
 class Pool {
  public:
@@ -42,71 +48,64 @@ class Pool {
     return wanted_;
   }
 
-  void run(Job job, void *context) {
+  void run(const Job &job) {
     std::lock_guard<std::mutex> lock(call_);
     if (wanted_ != size_ || pid_ != getpid()) restart();
-    job_ = job;
-    context_ = context;
-    counters_[0].value.store(0, std::memory_order_relaxed);
-    arrived_.store(0, std::memory_order_relaxed);
-    running_.store(size_ - 1, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_seq_cst);
+    job_ = &job;
+    enter(0);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> wake(sleep_);
       awake_.notify_all();
     }
-    job(Team{0, size_}, context);
-    wait([this] { return running_.load(std::memory_order_acquire) == 0; });
-  }
-
-  void barrier(int size) {
-    if (size == 1) {
-      counters_[0].value.store(0, std::memory_order_relaxed);
-      return;
-    }
-    const uint32_t phase = phase_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      counters_[0].value.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-      return;
-    }
-    wait([this, phase] { return phase_.load(std::memory_order_acquire) != phase; });
-  }
-
-  int64_t next(int64_t total) {
-    const int64_t item = counters_[0].value.fetch_add(1, std::memory_order_relaxed);
-    return item < total ? item : -1;
+    take_part();
   }
 
   ~Pool() {
     // Without a join at exit a worker would run into freed memory.
     if (pid_ == getpid()) stop();
-    for (auto &worker : workers_)
-      if (worker.joinable()) worker.detach();
+    for (auto &worker : workers_) worker.detach();
   }
 
  private:
-  struct alignas(64) Counter {
-    std::atomic<int64_t> value{0};
-  };
+  // Opens the first phase from `phase` on that has items, or ends the job.
+  void enter(int64_t phase) {
+    const Job &job = *job_;
+    int64_t count = 0;
+    while (phase < job.phases && (count = job.items(job.context, phase)) == 0) phase++;
+    total_ = count;
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t open = phase < job.phases ? static_cast<uint64_t>(phase) << kItemBits | static_cast<uint64_t>(count) : kNoJob;
+    word_.store(open, std::memory_order_seq_cst);
+  }
 
-  // Other processes may hold the cores: a waiting thread gives its core away after a while.
-  template <class Done>
-  static void wait(Done done) {
-    for (int spins = 0; !done(); spins++) {
-      if (spins < 2000)
-        relax();
-      else
-        sched_yield();
+  // Works until the job has ended.
+  void take_part() {
+    int spins = 0;
+    for (uint64_t word; (word = word_.load(std::memory_order_acquire)) != kNoJob;) {
+      if ((word & kItems) == 0) {
+        // Another process may hold the core that the last item's thread needs.
+        if (++spins < 2000)
+          relax();
+        else
+          sched_yield();
+      } else if (word_.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_relaxed)) {
+        spins = 0;
+        finish(static_cast<int64_t>(word >> kItemBits), static_cast<int64_t>(word & kItems));
+      }
     }
   }
 
+  void finish(int64_t phase, int64_t unclaimed) {
+    const Job &job = *job_;
+    const int64_t total = total_;
+    job.run(job.context, phase, total - unclaimed);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) enter(phase + 1);
+  }
+
   void stop() {
-    stopping_.store(true);
     {
       std::lock_guard<std::mutex> wake(sleep_);
-      generation_.fetch_add(1);
+      stopping_.store(true);
       awake_.notify_all();
     }
     for (auto &worker : workers_) worker.join();
@@ -122,50 +121,39 @@ class Pool {
     workers_.clear();
     pid_ = getpid();
     size_ = wanted_;
-    const uint32_t seen = generation_.load();
     for (int rank = 1; rank < size_; rank++)
-      workers_.emplace_back([this, rank, seen] { work(rank, seen); });
+      workers_.emplace_back([this] {
+        while (await_job()) take_part();
+      });
   }
 
-  void work(int rank, uint32_t seen) {
-    for (;;) {
-      seen = await_job(seen);
-      if (stopping_.load(std::memory_order_acquire)) return;
-      job_(Team{rank, size_}, context_);
-      running_.fetch_sub(1, std::memory_order_acq_rel);
-    }
-  }
-
-  uint32_t await_job(uint32_t seen) {
+  bool await_job() {
     for (int spins = 0; spins < kIdleSpins; spins++) {
-      const uint32_t now = generation_.load(std::memory_order_acquire);
-      if (now != seen) return now;
+      if (word_.load(std::memory_order_acquire) != kNoJob) return true;
+      if (stopping_.load(std::memory_order_relaxed)) return false;
       relax();
     }
     std::unique_lock<std::mutex> lock(sleep_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    awake_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != seen; });
+    awake_.wait(lock, [this] { return word_.load(std::memory_order_seq_cst) != kNoJob || stopping_.load(); });
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    return generation_.load();
+    return !stopping_.load();
   }
 
-  static constexpr int kIdleSpins = 4000;  // some 50 us: longer than between two jobs of one step
+  static constexpr int kIdleSpins = 8000;  // some 100 us: longer than between two jobs of one step
 
   std::mutex call_;
   int wanted_ = default_threads(), size_ = 0;
   pid_t pid_ = 0;
   std::vector<std::thread> workers_;
-  Job job_ = nullptr;
-  void *context_ = nullptr;
+  const Job *job_ = nullptr;  // written, as total_, before the word that opens a phase
+  int64_t total_ = 0;
   std::mutex sleep_;
   std::condition_variable awake_;
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int> running_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-  Counter counters_[1];
+  alignas(64) std::atomic<uint64_t> word_{kNoJob};
+  alignas(64) std::atomic<int64_t> done_{0};
 };
 
 Pool &pool() {
@@ -175,9 +163,7 @@ Pool &pool() {
 
 }  // namespace
 
-void Team::barrier() const { pool().barrier(size); }
-int64_t Team::next(int64_t total) const { return pool().next(total); }
-void run_parallel(Job job, void *context) { pool().run(job, context); }
+void run_parallel(const Job &job) { pool().run(job); }
 void set_threads(int count) { pool().resize(count); }
 int thread_count() { return pool().size(); }
 

@@ -1,24 +1,24 @@
-// The one thread pool of the kernels. A job runs on the calling thread and `size - 1` workers that
-// spin for a moment after a job and then sleep, so an idle server uses no CPU.
+// The one thread pool of the kernels: jobs of many phases, each of independent items.
+//
+// There is no barrier. A phase ends when its items are done, by whichever threads had a core: a
+// worker that the system took off its core, or that still sleeps, delays nothing but the item it
+// holds. Workers spin for a moment after a job and then sleep: an idle server uses no CPU.
 #pragma once
-#include <cstdint>
+#include <stdint.h>
 
 namespace mindstream {
 
-// What one thread of a running job sees.
-struct Team {
-  int rank;  // 0 .. size - 1; 0 is the caller
-  int size;
-  // Waits until every thread of the job is here; what was written before is visible after.
-  void barrier() const;
-  // The next unclaimed number of [0, total), or -1. Between two uses all threads pass a barrier.
-  int64_t next(int64_t total) const;
+struct Job {
+  const void *context;
+  int64_t phases;  // below 2^23
+  // Items of a phase, below 2^40; may be 0.
+  int64_t (*items)(const void *context, int64_t phase);
+  // Does one item. What earlier phases wrote is visible; items of one phase run at any time.
+  void (*run)(const void *context, int64_t phase, int64_t item);
 };
 
-using Job = void (*)(const Team &team, void *context);
-
-// Runs `job` on all threads and returns when all have ended. One caller at a time.
-void run_parallel(Job job, void *context);
+// Returns when every item has been done. One caller at a time.
+void run_parallel(const Job &job);
 // Takes effect at the next job; 0: one thread a core this process may use.
 void set_threads(int count);
 int thread_count();
