@@ -133,6 +133,10 @@ class ServingConfig:
     kv_cache_gib: Annotated[
         float, _doc("Memory of the KV cache in GiB; 0: model.model_config.num_blocks.", ge=0)
     ] = 0.0
+    overlap: Annotated[
+        bool,
+        _doc("Two groups of sequences take turns: one is sampled while the device computes."),
+    ] = False
     prefix_cache: Annotated[bool, _doc("Share the KV blocks of equal prompt beginnings.")] = True
     priority_ageing: Annotated[
         float, _doc("Seconds of waiting that raise a request by one priority level.", gt=0)

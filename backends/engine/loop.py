@@ -1,9 +1,7 @@
 """The engine loop: receive, schedule, forward, apply the cancels that came meanwhile, deliver.
 
-One thread runs it and makes every call of the StepModel. It is deliberately plain: a step's tokens
-decide the next step's input, so all that could run beside the device is sending the last step's
-report, which costs tens of microseconds (`benchmarks/engine_bench.py` prints it), while the text
-work already runs in the other process.
+One thread runs it and makes every call of the StepModel. It is deliberately plain: the oracle for
+`overlap.py`, which samples beside the device.
 """
 
 from __future__ import annotations
@@ -45,8 +43,9 @@ class Engine:
         serving: ServingConfig,
         sampler: Samples,
         clock: Clock = time.monotonic,
+        groups: int = 1,
     ) -> None:
-        self.scheduler = Scheduler(limits, serving)
+        self.scheduler = Scheduler(limits, serving, groups)
         self._model = model
         self._sampler = sampler
         self._clock = clock
@@ -80,16 +79,22 @@ class Engine:
         the engine carries on: the others' KV blocks are not touched by the failed step.
         """
         step = self.scheduler.schedule(self._clock())
-        if step is None:
-            return
+        if step is not None:
+            batch = step.batch
+            self._land(step, lambda: self._model.forward(batch), receive)
+
+    def _land(
+        self, step: Step, forward: Callable[[], Float32], receive: Callable[[], None]
+    ) -> None:
+        """Everything about a step from the device's work on."""
         self._batch_size = step.size
         try:
-            logits = self._model.forward(step.batch)
+            logits = forward()
             _check_shape(logits, step)
         except Exception as error:  # a device may raise anything; it becomes answers
             log.exception("a step of %d sequences failed", step.size)
             why = f"The model failed in a step of this request: {type(error).__name__}: {error}"
-            for key in self.scheduler.discard(step):
+            for key in self.scheduler.discard(step, self._clock()):
                 self._failures.append(Failure(key, "BackendFailed", why))
             return
         receive()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from mindstream.backends.engine.link import EngineEnd
 from mindstream.backends.engine.loop import Engine
 from mindstream.backends.engine.messages import Command, Log, Ping, Ready, Refused, Shutdown
+from mindstream.backends.engine.overlap import make_engine, make_model
 from mindstream.backends.engine.sampler import Sampler
 from mindstream.backends.engine.step_model import StepModel
 from mindstream.plugin.backend import Limits
@@ -55,9 +56,7 @@ def main(descriptor: int, parent: int) -> None:
         start: Start = pickle.loads(link.receive_blob())
         sys.path += [entry for entry in start.import_path if entry not in sys.path]
         handlers = [_LinkHandler(link)]
-        logging.basicConfig(
-            level=start.log_level, format="%(message)s", handlers=handlers, force=True
-        )
+        logging.basicConfig(level=start.log_level, handlers=handlers, force=True)
         _run(start, link)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the server is gone: there is nobody to tell
@@ -74,13 +73,13 @@ def _die_with(parent: int) -> None:
 def _run(start: Start, link: EngineEnd) -> None:
     serving = start.deployment.serving
     try:
-        model = _make_model(start)
+        model = make_model(lambda: _make_model(start), serving)
         limits = _usable(model.load(), serving)
         key = load_key(start.deployment)
     except ConfigError as error:
         link.send(Refused(str(error)))
         return
-    engine = Engine(model, limits, serving, Sampler(key))
+    engine = make_engine(model, limits, serving, Sampler(key))
     # What loading left behind stays for good: the collector need not look at it in the middle of a
     # step.
     gc.collect()
@@ -144,7 +143,10 @@ def _apply(engine: Engine, command: Command) -> bool:
 
 
 class _LinkHandler(logging.Handler):
-    """Sends log records to the server, which decides where they go."""
+    """Sends log records to the server, which decides where they go and what stands before them."""
+
+    # Its own: libraries give the handlers they find a format with a prefix.
+    _bare = logging.Formatter("%(message)s")
 
     def __init__(self, link: EngineEnd) -> None:
         super().__init__()
@@ -153,6 +155,6 @@ class _LinkHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called by `logging`, from any thread."""
         try:
-            self._link.send(Log(record.levelno, record.name, self.format(record)))
+            self._link.send(Log(record.levelno, record.name, self._bare.format(record)))
         except OSError:
             self.handleError(record)

@@ -4,7 +4,8 @@ A sequence joins when blocks for all its tokens are free and one more for each r
 grow. If a running one finds no block all the same, the least urgent one, the newest first, gives
 its blocks back and waits to be computed again (preemption). A waiting request of a smaller
 `priority` number makes running ones of larger numbers give way in the same manner. The most urgent
-sequence is never preempted and any admitted sequence fits alone, so there is no deadlock.
+sequence is never preempted and any admitted sequence fits alone, so there is no deadlock. Who is to
+give way but is in flight does so when its step has landed; until then nobody else does instead.
 """
 
 from __future__ import annotations
@@ -45,10 +46,16 @@ class Residency:
         """Sequences with blocks."""
         return len(self._running)
 
-    def each_running(self) -> Iterator[Sequence]:
-        """The running sequences, most urgent first."""
+    @property
+    def prefilling(self) -> int:
+        """Running sequences that lack more than their last token, in flight or not."""
+        return sum(1 for _, _, s in self._running if s.prefilling)
+
+    def each_ready(self) -> Iterator[Sequence]:
+        """The running sequences that are not in flight, most urgent first."""
         for _, _, sequence in self._running:
-            yield sequence
+            if not sequence.in_flight:
+                yield sequence
 
     def enqueue(self, sequence: Sequence) -> None:
         """It waits."""
@@ -81,8 +88,9 @@ class Residency:
 
     def _has_use(self, budget: int) -> bool:
         """Whether one more prompt would get a fair share of a step."""
-        prompts = [s.pending for _, _, s in self._running if s.prefilling]
-        left = budget - len(self._running) + len(prompts)
+        ready = list(self.each_ready())
+        prompts = [s.pending for s in ready if s.prefilling]
+        left = budget - len(ready) + len(prompts)
         return left > 0 and (len(prompts) < _PROMPTS_SHARING or sum(prompts) < left)
 
     def _cached_beginning(self, sequence: Sequence) -> list[int]:
@@ -109,9 +117,11 @@ class Residency:
             lacking -= 1 + sum(1 for b in self.pool.solely_held(victim.blocks) if b not in kept)
         if lacking > 0 or running >= self._slots:
             return False
+        in_flight = any(victim.in_flight for victim in victims)
         for victim in victims:
-            self._preempt(victim, now)
-        return True
+            if not victim.in_flight:
+                self._preempt(victim, now)
+        return not in_flight
 
     def _join(self, sequence: Sequence, shared: list[int], fresh: int) -> None:
         del self._waiting[0]
@@ -138,24 +148,27 @@ class Residency:
         self.enqueue(victim)
         self.preemptions += 1
 
-    def pick_decodes(self, now: float) -> list[Sequence]:
-        """Every running sequence that lacks only its last token, with a block to put it in."""
+    def pick_decodes(self, count: int, now: float) -> list[Sequence]:
+        """Up to `count` ready sequences that lack only their last token, with a block for it."""
         picked: list[Sequence] = []
         running, index = self._running, 0
-        while index < len(running):  # growing may preempt, from the end
+        while index < len(running) and len(picked) < count:  # growing may preempt, from the end
             sequence = running[index][2]
             index += 1
-            if sequence.prefilling:
+            if sequence.prefilling or sequence.in_flight:
                 continue
-            if sequence.computed == sequence.capacity and not self._grow(sequence, now):
-                break
-            picked.append(sequence)
+            if sequence.computed < sequence.capacity or self._grow(sequence, now):
+                picked.append(sequence)
         return picked
 
     def _grow(self, sequence: Sequence, now: float) -> bool:
-        """One more block, if need be of the least urgent; False if that is the sequence itself."""
+        """One more block, if need be of the least urgent; False if that is the sequence itself, or
+        is in flight.
+        """
         while not self.pool.free:
             victim = self._running[-1][2]
+            if victim.in_flight:
+                return False
             self._preempt(victim, now)
             if victim is sequence:
                 return False

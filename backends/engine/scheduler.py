@@ -1,9 +1,13 @@
 """Decides which tokens the next step computes. Pure: no thread, no clock, no device.
 
-The caller alternates `schedule` and `update` (or `discard`), with `add`, `stop` and `abort` at any
-moment. One step takes, in this order: waiting requests that fit join the running ones; every
-running sequence that only lacks its last token gets it (decode), so a long prompt stalls nobody;
-what is left of the token budget, as far as `pacing` allows, is shared among the prompts in chunks.
+Every step that `schedule` gives is handed back by `update` or `discard`, in the order of schedule;
+`add`, `stop` and `abort` come at any moment. One step takes, in this order: waiting requests that
+fit join the running ones; every running sequence that only lacks its last token gets it (decode),
+so a long prompt stalls nobody; what is left of the token budget, as far as `pacing` allows, is
+shared among the prompts in chunks.
+
+Several steps may be in flight. A sequence is in one of them at most, and until that one lands it is
+neither scheduled nor preempted, and keeps its blocks even if it ends.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass
+from math import inf
 
 from mindstream.backends.engine import messages
 from mindstream.backends.engine.kv_blocks import BlockPool
@@ -50,9 +55,12 @@ class Step:
 
 
 class Scheduler:
-    """All requests of one engine. Every method is called from one thread."""
+    """All requests of one engine. Every method is called from one thread.
 
-    def __init__(self, limits: Limits, serving: ServingConfig) -> None:
+    `groups` is how many steps the caller keeps in flight; so many share the decodes evenly.
+    """
+
+    def __init__(self, limits: Limits, serving: ServingConfig, groups: int = 1) -> None:
         self._max_seq_len = limits.max_seq_len
         self._budget = serving.max_batched_tokens
         # No more sequences than tokens in a step: every decode is in every step.
@@ -65,8 +73,8 @@ class Scheduler:
         )
         self._residency = Residency(self._pool, self._slots, prefix_cache=serving.prefix_cache)
         self._sequences: dict[int, Sequence] = {}
-        self._held_back: list[Sequence] = []  # ended while in flight, blocks not yet free
-        self._in_flight = False
+        self._groups = groups
+        self._landed = -inf  # when the last step landed
         self._arrivals = 0
         self._stats = Stats()
         self._pacer = Pacer()
@@ -145,21 +153,22 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
         sequence.ended = True
-        if sequence.in_flight:  # the device may still write into its blocks
-            self._held_back.append(sequence)
-        else:
+        if not sequence.in_flight:  # else the device may still write into its blocks
             self._residency.remove(sequence)
 
     def schedule(self, now: float) -> Step | None:
-        """The next step, or None if there is nothing to do. `now` is when the step begins."""
-        if self._in_flight:
-            raise RuntimeError("schedule() was called before the last step's update()")
+        """The next step, or None if there is nothing to do. `now` is when the step begins, or
+        queues behind those in flight.
+        """
         for sequence in self._residency.admit(self._budget, now):
             self._count_prompt(sequence)
-        decodes = self._residency.pick_decodes(now)
-        prompts = self._residency.waiting + self._residency.running - len(decodes)
+        share = -(-self._residency.running // self._groups)
+        decodes = self._residency.pick_decodes(share, now)
+        prefilling = self._residency.prefilling
+        streaming = self._residency.running - prefilling
+        prompts = self._residency.waiting + prefilling
         budget = self._budget - len(decodes)
-        chunks = self._pick_chunks(self._pacer.allowance(budget, len(decodes), prompts))
+        chunks = self._pick_chunks(self._pacer.allowance(budget, streaming, prompts))
         if not decodes and not chunks:
             return None
         sampling = decodes + [s for s, count in chunks if count == s.pending]
@@ -169,7 +178,6 @@ class Scheduler:
             sequence.in_flight = True
             if sequence.began is None:
                 sequence.began = now
-        self._in_flight = True
         return step
 
     def _count_prompt(self, sequence: Sequence) -> None:
@@ -188,7 +196,7 @@ class Scheduler:
         Each takes at most half of what is left, so that a long one does not stall those behind it;
         what is left over in the end goes to the most urgent.
         """
-        prompts = [s for s in self._residency.each_running() if s.prefilling]
+        prompts = [s for s in self._residency.each_ready() if s.prefilling]
         counts: list[int] = []
         for place, sequence in enumerate(prompts, 1):
             share = -(-budget // 2) if place < len(prompts) else budget
@@ -205,21 +213,24 @@ class Scheduler:
 
         Gives one Delta for every living sequence that got a token. `now` is when they were sampled.
         """
-        self._pacer.observe(len(step.decodes), sum(n for _, n in step.chunks), now - step.began)
+        began = max(step.began, self._landed)  # it had to queue behind the step before
+        self._pacer.observe(len(step.decodes), sum(n for _, n in step.chunks), now - began)
         for sequence in step.decodes:
             sequence.computed += 1
         for sequence, count in step.chunks:
             sequence.computed += count
         for sequence in step.members():
             self._residency.share(sequence)
-        self._land(step)
+            if sequence.began == step.began:
+                sequence.began = began
+        self._land(step, now)
         return [
             self._advance(sequence, token, now)
             for sequence, token in zip(step.sampling, tokens, strict=True)
             if not sequence.ended
         ]
 
-    def discard(self, step: Step) -> list[int]:
+    def discard(self, step: Step, now: float) -> list[int]:
         """The step failed: ends its sequences, for nobody knows what is in their blocks.
 
         Gives the keys of those that had not ended before.
@@ -227,17 +238,16 @@ class Scheduler:
         keys = [sequence.key for sequence in step.members() if not sequence.ended]
         for key in keys:
             self.abort(key)
-        self._land(step)
+        self._land(step, now)
         return keys
 
-    def _land(self, step: Step) -> None:
+    def _land(self, step: Step, now: float) -> None:
         """No device works on the step any more: blocks of its ended sequences are free."""
-        self._in_flight = False
+        self._landed = now
         for sequence in step.members():
             sequence.in_flight = False
-        for sequence in self._held_back:
-            self._residency.remove(sequence)
-        self._held_back.clear()
+            if sequence.ended:
+                self._residency.remove(sequence)
 
     def _advance(self, sequence: Sequence, token: int, now: float) -> Delta:
         request = sequence.request

@@ -22,3 +22,13 @@ def deployment() -> DeploymentFactory:
         return Deployment(Path("test.yaml"), config, {"hash_model": hash_model}, None)
 
     return make
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlap"])
+def either_loop(request: pytest.FixtureRequest, deployment: DeploymentFactory) -> DeploymentFactory:
+    """`deployment`, once for each engine loop."""
+
+    def make(serving: dict[str, Any] | None = None, **hash_model: Any) -> Deployment:
+        return deployment({**(serving or {}), "overlap": request.param}, **hash_model)
+
+    return make

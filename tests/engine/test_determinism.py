@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mindstream.backends.engine.loop import Engine
 from mindstream.backends.engine.messages import Submit
+from mindstream.backends.engine.overlap import make_engine, make_model
 from mindstream.backends.engine.sampler import Sampler
 from mindstream.backends.engine.testing import VOCAB, HashModel, reference_tokens
 from mindstream.plugin.model_config import Deployment
@@ -48,8 +48,8 @@ def crowd(count: int) -> list[GenerationRequest]:
 
 def run(deployment: Deployment, requests: list[GenerationRequest]) -> dict[str, list[int]]:
     """Tokens of each request; one arrives a step."""
-    model = HashModel(deployment)
-    engine = Engine(model, model.load(), deployment.serving, Sampler(None))
+    model = make_model(lambda: HashModel(deployment), deployment.serving)
+    engine = make_engine(model, model.load(), deployment.serving, Sampler(None))
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     coming = list(enumerate(requests))
     while coming or not engine.idle:
@@ -61,6 +61,7 @@ def run(deployment: Deployment, requests: list[GenerationRequest]) -> dict[str, 
         assert not report.failures
         for delta in report.deltas:
             answers[requests[delta.key].request_id].append(delta.token)
+    model.close()
     return answers
 
 
@@ -76,22 +77,22 @@ SETTINGS = {
 @pytest.mark.parametrize("num_blocks", [18, 400], ids=["preempting", "roomy"])
 @pytest.mark.parametrize("serving", SETTINGS.values(), ids=SETTINGS.keys())
 def test_the_same_tokens_whatever_else_runs(
-    deployment: Make, serving: dict[str, Any], num_blocks: int
+    either_loop: Make, serving: dict[str, Any], num_blocks: int
 ) -> None:
     requests = crowd(60)
     expected = {request.request_id: reference_tokens(request) for request in requests}
     options = {**serving, "priority_ageing": 3.0}
-    answers = run(deployment(serving=options, num_blocks=num_blocks), requests)
+    answers = run(either_loop(serving=options, num_blocks=num_blocks), requests)
     assert answers == expected
 
 
-def test_the_arrival_order_does_not_matter(deployment: Make) -> None:
+def test_the_arrival_order_does_not_matter(either_loop: Make) -> None:
     requests = crowd(40)
-    answers = run(deployment(num_blocks=30), requests)
-    assert run(deployment(num_blocks=30), requests[::-1]) == answers
+    answers = run(either_loop(num_blocks=30), requests)
+    assert run(either_loop(num_blocks=30), requests[::-1]) == answers
 
 
-def test_an_interrupted_generation_goes_on_as_if_it_had_not_been(deployment: Make) -> None:
+def test_an_interrupted_generation_goes_on_as_if_it_had_not_been(either_loop: Make) -> None:
     for request in crowd(20):
         whole = reference_tokens(request)
         done = len(whole) // 2
@@ -105,5 +106,5 @@ def test_an_interrupted_generation_goes_on_as_if_it_had_not_been(deployment: Mak
             request.eos_token_ids,
             generated_before=done,
         )
-        answers = run(deployment(num_blocks=100), [rest])
+        answers = run(either_loop(num_blocks=100), [rest])
         assert answers[request.request_id] == whole[done:]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindstream.backends.engine.loop import Engine
 from mindstream.backends.engine.messages import EOS, LENGTH, STOP, Cancel, Failure, Stop, Submit
+from mindstream.backends.engine.overlap import make_engine, make_model
 from mindstream.backends.engine.sampler import Sampler
 from mindstream.backends.engine.step_model import Batch, Float32
 from mindstream.backends.engine.testing import RAISES, VOCAB, HashModel, reference_tokens
@@ -81,9 +81,10 @@ class Simulation:
         self.now = 0.0
         self.steps = 0
         self.model = CheckedModel(deployment)
-        self.engine = Engine(
-            self.model,
-            self.model.load(),
+        self.served = make_model(lambda: self.model, deployment.serving)
+        self.engine = make_engine(
+            self.served,
+            self.served.load(),
             deployment.serving,
             Sampler(None),
             clock=lambda: self.now,
@@ -140,6 +141,7 @@ class Simulation:
 
     def check(self) -> None:
         """Everyone ended once, with the reference's tokens; all memory is free."""
+        self.served.close()
         assert self.model.faults == []
         for key, outcome in self.outcomes.items():
             assert len(outcome.ends) == 1, (key, outcome)
@@ -200,9 +202,9 @@ shapes = st.fixed_dictionaries(
 )
 @given(shape=shapes, load=arrivals)
 def test_any_load_ends_every_request_once_with_the_reference_tokens(
-    deployment: Make, shape: dict[str, Any], load: list[tuple[int, GenerationRequest, str, int]]
+    either_loop: Make, shape: dict[str, Any], load: list[tuple[int, GenerationRequest, str, int]]
 ) -> None:
-    simulation = Simulation(deployment(**shape))
+    simulation = Simulation(either_loop(**shape))
     later: list[tuple[int, Callable[[int], None], int]] = []
 
     def act() -> None:
@@ -228,10 +230,10 @@ def test_any_load_ends_every_request_once_with_the_reference_tokens(
     simulation.check()
 
 
-def test_thousands_of_random_requests(deployment: Make) -> None:
+def test_thousands_of_random_requests(either_loop: Make) -> None:
     rng = random.Random(20260101)
     simulation = Simulation(
-        deployment(
+        either_loop(
             serving={"max_batch_size": 16, "max_batched_tokens": 40, "max_waiting": 200},
             num_blocks=40,
             block_size=4,
@@ -270,9 +272,9 @@ def test_thousands_of_random_requests(deployment: Make) -> None:
     assert stats.prefix_hit_tokens > 0
 
 
-def test_a_long_prompt_stalls_nobody(deployment: Make) -> None:
+def test_a_long_prompt_stalls_nobody(either_loop: Make) -> None:
     simulation = Simulation(
-        deployment(serving={"max_batched_tokens": 8}, num_blocks=200, block_size=4)
+        either_loop(serving={"max_batched_tokens": 8}, num_blocks=200, block_size=4)
     )
     streaming = simulation.submit(request([5, 6], 60, seed=3))
     simulation.step()
@@ -285,9 +287,9 @@ def test_a_long_prompt_stalls_nobody(deployment: Make) -> None:
     assert simulation.steps - steps == -(-200 // 7)  # 7 of the 8 tokens a step were the prompt's
 
 
-def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(deployment: Make) -> None:
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(either_loop: Make) -> None:
     simulation = Simulation(
-        deployment(serving={"max_batched_tokens": 16}, num_blocks=200, block_size=4)
+        either_loop(serving={"max_batched_tokens": 16}, num_blocks=200, block_size=4)
     )
     long = simulation.submit(request([9] * 500, 1))
     simulation.step()
@@ -299,26 +301,26 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(deployment: Make
     assert simulation.outcomes[long].first_step == -(-503 // 16)
 
 
-def test_several_prompts_share_one_step(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batched_tokens": 64}))
+def test_several_prompts_share_one_step(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batched_tokens": 64}))
     for prompt in ([2, 3, 4], [5], [6, 7, 8, 9, 10]):
         simulation.submit(request(prompt))
     simulation.step()
     assert all(len(outcome.tokens) == 1 for outcome in simulation.outcomes.values())
 
 
-def test_first_come_first_served_within_a_priority_and_1_first(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batch_size": 1}))
+def test_first_come_first_served_within_a_priority_and_1_first(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batch_size": 1}))
     order = [simulation.submit(request([2], 2, priority=p)) for p in (5, 3, 3, 1)]
     simulation.finish()
     first, third, fourth, urgent = (simulation.outcomes[key].first_step for key in order)
     assert urgent < third < fourth < first
 
 
-def test_priority_5_is_not_starved_by_a_steady_stream_of_priority_1(deployment: Make) -> None:
+def test_priority_5_is_not_starved_by_a_steady_stream_of_priority_1(either_loop: Make) -> None:
     ageing = 10.0
     simulation = Simulation(
-        deployment(serving={"max_batch_size": 1, "priority_ageing": ageing, "max_waiting": 10**6})
+        either_loop(serving={"max_batch_size": 1, "priority_ageing": ageing, "max_waiting": 10**6})
     )
     patient = simulation.submit(request([3], 1, priority=5))
     while not simulation.outcomes[patient].ends:
@@ -328,8 +330,8 @@ def test_priority_5_is_not_starved_by_a_steady_stream_of_priority_1(deployment: 
         assert simulation.steps <= 4 * ageing + 2
 
 
-def test_an_urgent_request_makes_a_less_important_one_give_way(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batch_size": 2}))
+def test_an_urgent_request_makes_a_less_important_one_give_way(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batch_size": 2}))
     older = simulation.submit(request([2, 5], 30, priority=5, seed=2))
     newer = simulation.submit(request([2, 6], 30, priority=5, seed=4))
     simulation.step()
@@ -344,8 +346,8 @@ def test_an_urgent_request_makes_a_less_important_one_give_way(deployment: Make)
     simulation.check()
 
 
-def test_out_of_blocks_the_newest_waits_and_nothing_is_lost(deployment: Make) -> None:
-    simulation = Simulation(deployment(num_blocks=9, block_size=2, serving={"max_batch_size": 4}))
+def test_out_of_blocks_the_newest_waits_and_nothing_is_lost(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(num_blocks=9, block_size=2, serving={"max_batch_size": 4}))
     for prompt in ([2, 3], [4, 5], [6, 7]):
         simulation.submit(request(prompt, 12, seed=6))
     simulation.finish()
@@ -353,8 +355,8 @@ def test_out_of_blocks_the_newest_waits_and_nothing_is_lost(deployment: Make) ->
     assert simulation.engine.scheduler.stats().preemptions > 0
 
 
-def test_a_request_that_can_never_fit_is_refused_with_the_numbers(deployment: Make) -> None:
-    simulation = Simulation(deployment(num_blocks=3, block_size=4, max_seq_len=100))
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(num_blocks=3, block_size=4, max_seq_len=100))
     key = simulation.submit(request([2] * 10, 4))
     fits = simulation.submit(request([2] * 10, 3))  # the last token needs no place
     failures = simulation.failures
@@ -365,16 +367,16 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(deployment: Ma
     assert simulation.outcomes[fits].ends
 
 
-def test_longer_than_max_seq_len_is_refused(deployment: Make) -> None:
-    simulation = Simulation(deployment(max_seq_len=10))
+def test_longer_than_max_seq_len_is_refused(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(max_seq_len=10))
     simulation.submit(request([2] * 8, 3))
     failure = simulation.failures[0]
     assert failure.kind == "RequestRefused"
     assert "max_seq_len 10" in failure.message
 
 
-def test_beyond_the_waiting_limit_a_request_is_refused_at_once(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batch_size": 1, "max_waiting": 2}))
+def test_beyond_the_waiting_limit_a_request_is_refused_at_once(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batch_size": 1, "max_waiting": 2}))
     for _ in range(4):
         simulation.submit(request([2], 5))
     failures = simulation.failures
@@ -383,10 +385,10 @@ def test_beyond_the_waiting_limit_a_request_is_refused_at_once(deployment: Make)
 
 
 def test_with_blocks_short_the_waiting_limit_counts_those_that_really_wait(
-    deployment: Make,
+    either_loop: Make,
 ) -> None:
     simulation = Simulation(
-        deployment(num_blocks=4, block_size=4, serving={"max_batch_size": 8, "max_waiting": 1})
+        either_loop(num_blocks=4, block_size=4, serving={"max_batch_size": 8, "max_waiting": 1})
     )
     for i in range(2):
         simulation.submit(request([3, 4, 5, i + 2] * 3, 2, seed=3))
@@ -402,9 +404,9 @@ def test_with_blocks_short_the_waiting_limit_counts_those_that_really_wait(
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "running", "in flight"])
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 def test_a_cancel_or_stop_frees_the_blocks_by_the_next_step(
-    deployment: Make, when: str, how: str
+    either_loop: Make, when: str, how: str
 ) -> None:
-    simulation = Simulation(deployment(serving={"max_batched_tokens": 4}))
+    simulation = Simulation(either_loop(serving={"max_batched_tokens": 4}))
     key = simulation.submit(request([2] * (9 if when == "prefilling" else 3), 50, seed=3))
     end = getattr(simulation, how)
     if when != "waiting":
@@ -418,9 +420,9 @@ def test_a_cancel_or_stop_frees_the_blocks_by_the_next_step(
 
 
 def test_a_failed_step_ends_its_requests_with_one_error_each_and_no_others(
-    deployment: Make,
+    either_loop: Make,
 ) -> None:
-    simulation = Simulation(deployment(serving={"max_batched_tokens": 4, "max_batch_size": 2}))
+    simulation = Simulation(either_loop(serving={"max_batched_tokens": 4, "max_batch_size": 2}))
     broken = simulation.submit(request([2, RAISES, 3], 5))
     bystander = simulation.submit(request([2], 5))
     waiting = simulation.submit(request([4, 5], 5, seed=3))
@@ -431,8 +433,8 @@ def test_a_failed_step_ends_its_requests_with_one_error_each_and_no_others(
     simulation.check()
 
 
-def test_a_failed_steps_blocks_are_not_shared(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batched_tokens": 8}))
+def test_a_failed_steps_blocks_are_not_shared(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batched_tokens": 8}))
     simulation.submit(request([3] * 8 + [RAISES], 1))
     simulation.submit(request([3] * 7 + [RAISES], 1))
     simulation.finish()
@@ -441,8 +443,8 @@ def test_a_failed_steps_blocks_are_not_shared(deployment: Make) -> None:
     assert simulation.outcomes[again].tokens == reference_tokens(simulation.requests[again])
 
 
-def test_queue_wait_is_the_time_until_the_step_began(deployment: Make) -> None:
-    simulation = Simulation(deployment(serving={"max_batch_size": 1}))
+def test_queue_wait_is_the_time_until_the_step_began(either_loop: Make) -> None:
+    simulation = Simulation(either_loop(serving={"max_batch_size": 1}))
     simulation.submit(request([2], 3, seed=3))
     key = simulation.submit(request([4, 5], 2, seed=3))
     simulation.finish()
@@ -451,8 +453,8 @@ def test_queue_wait_is_the_time_until_the_step_began(deployment: Make) -> None:
     assert waits[1] == 1_000_000  # the clock ticks between two steps
 
 
-def test_prefix_blocks_are_shared_only_within_a_salt(deployment: Make) -> None:
-    simulation = Simulation(deployment())
+def test_prefix_blocks_are_shared_only_within_a_salt(either_loop: Make) -> None:
+    simulation = Simulation(either_loop())
 
     def hits(salt: str) -> int:
         before = simulation.engine.scheduler.stats().prefix_hit_tokens
@@ -463,13 +465,12 @@ def test_prefix_blocks_are_shared_only_within_a_salt(deployment: Make) -> None:
     assert [hits(""), hits("adapter"), hits(""), hits("adapter")] == [0, 0, 12, 12]
 
 
-def test_a_model_that_gives_the_wrong_shape_is_an_error_of_the_step(deployment: Make) -> None:
-    class Wrong(CheckedModel):
-        def forward(self, batch: Batch) -> Float32:
-            return np.zeros((7, VOCAB), np.float32)
-
-    simulation = Simulation(deployment())
-    simulation.engine._model = Wrong(deployment())
+def test_a_model_that_gives_the_wrong_shape_is_an_error_of_the_step(
+    either_loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation(either_loop())
+    wrong = np.zeros((7, VOCAB), np.float32)
+    monkeypatch.setattr(simulation.model, "forward", lambda batch: wrong)
     simulation.submit(request([2], 3))
     simulation.step()
     failures = simulation.failures
