@@ -69,9 +69,9 @@ async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> No
         await asyncio.sleep(0.01)
 
 
-def test_a_request_gives_its_tokens_times_and_one_finish_reason(deployment: Make) -> None:
+def test_a_request_gives_its_tokens_times_and_one_finish_reason(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment()) as backend:
+        async with running(either_loop()) as backend:
             assert backend.limits.vocab_size == VOCAB
             assert backend.status().state is State.READY
             chunks = await collect(backend, request(2, 3, 4))
@@ -100,9 +100,9 @@ def test_an_end_token_is_counted_and_its_id_is_in_the_chunk(deployment: Make) ->
     asyncio.run(main())
 
 
-def test_measured_times_are_those_of_the_steps(deployment: Make) -> None:
+def test_measured_times_are_those_of_the_steps(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment(step_ms=20, serving={"max_batch_size": 1})) as backend:
+        async with running(either_loop(step_ms=20, serving={"max_batch_size": 1})) as backend:
             first, second = await asyncio.gather(
                 collect(backend, request(2, new=3)), collect(backend, request(3, new=3))
             )
@@ -113,9 +113,9 @@ def test_measured_times_are_those_of_the_steps(deployment: Make) -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_stream_frees_its_blocks(deployment: Make) -> None:
+def test_leaving_a_stream_frees_its_blocks(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment(step_ms=2)) as backend:
+        async with running(either_loop(step_ms=2)) as backend:
             async with backend.submit(request(2, new=200)) as chunks:
                 await anext(chunks)
                 assert backend.status().free_blocks < 64
@@ -125,9 +125,9 @@ def test_leaving_a_stream_frees_its_blocks(deployment: Make) -> None:
     asyncio.run(main())
 
 
-def test_stop_ends_a_stream_with_a_last_chunk(deployment: Make) -> None:
+def test_stop_ends_a_stream_with_a_last_chunk(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment(step_ms=2)) as backend:
+        async with running(either_loop(step_ms=2)) as backend:
             stream = backend.submit(request(2, new=200))
             async with stream as chunks:
                 got = [await anext(chunks)]
@@ -161,10 +161,10 @@ def test_refusals_come_at_once_or_before_the_first_chunk(deployment: Make) -> No
 
 
 def test_a_failing_step_is_an_error_of_its_requests_and_the_engine_goes_on(
-    deployment: Make, caplog: pytest.LogCaptureFixture
+    either_loop: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with running(deployment()) as backend:
+        async with running(either_loop()) as backend:
             with pytest.raises(BackendFailed, match="RuntimeError: the device is unwell"):
                 await collect(backend, request(2, RAISES))
             assert tokens(await collect(backend, request(2))) == reference_tokens(request(2))
@@ -175,9 +175,9 @@ def test_a_failing_step_is_an_error_of_its_requests_and_the_engine_goes_on(
     assert "a step of 1 sequences failed" in caplog.text
 
 
-def test_logits_that_cannot_be_sampled_end_that_request_alone(deployment: Make) -> None:
+def test_logits_that_cannot_be_sampled_end_that_request_alone(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment(step_ms=5)) as backend:
+        async with running(either_loop(step_ms=5)) as backend:
             good = asyncio.ensure_future(collect(backend, request(2, new=20)))
             with pytest.raises(BackendFailed, match="No token could be chosen"):
                 await collect(backend, request(3, GIVES_NAN))
@@ -187,12 +187,12 @@ def test_logits_that_cannot_be_sampled_end_that_request_alone(deployment: Make) 
 
 
 def test_what_the_engine_logs_and_prints_reaches_the_servers_log(
-    deployment: Make, caplog: pytest.LogCaptureFixture
+    either_loop: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mindstream")
 
     async def main() -> None:
-        async with running(deployment()) as backend:
+        async with running(either_loop()) as backend:
             await collect(backend, request(2, PRINTS))
             await eventually(lambda: "noise on stdout" in caplog.text)
 
@@ -202,9 +202,9 @@ def test_what_the_engine_logs_and_prints_reaches_the_servers_log(
     assert ("mindstream.engine.output", "noise on stdout") in logged
 
 
-def test_a_model_that_refuses_to_start_is_a_config_error(deployment: Make) -> None:
+def test_a_model_that_refuses_to_start_is_a_config_error(either_loop: Make) -> None:
     async def main() -> None:
-        backend = EngineBackend(deployment(refuse="test.yaml: no such weights."), HASH_MODEL)
+        backend = EngineBackend(either_loop(refuse="test.yaml: no such weights."), HASH_MODEL)
         with pytest.raises(ConfigError, match=r"^test\.yaml: no such weights\.$"):
             await backend.start()
         assert backend.status().state is State.FAILED
@@ -245,9 +245,9 @@ def test_a_cache_without_blocks_is_a_config_error(deployment: Make) -> None:
     asyncio.run(main())
 
 
-def test_draining_lets_running_requests_end_and_takes_no_new_ones(deployment: Make) -> None:
+def test_draining_lets_running_requests_end_and_takes_no_new_ones(either_loop: Make) -> None:
     async def main() -> None:
-        backend = EngineBackend(deployment(step_ms=5), HASH_MODEL)
+        backend = EngineBackend(either_loop(step_ms=5), HASH_MODEL)
         await backend.start()
         answer = asyncio.ensure_future(collect(backend, request(2, new=20)))
         await asyncio.sleep(0)

@@ -73,9 +73,9 @@ def pid_of(backend: EngineBackend) -> int:
     return pid
 
 
-def test_a_killed_engine_ends_its_streams_within_a_second_and_comes_back(deployment: Make) -> None:
+def test_a_killed_engine_ends_its_streams_within_a_second_and_comes_back(either_loop: Make) -> None:
     async def main() -> None:
-        async with running(deployment(step_ms=5)) as backend:
+        async with running(either_loop(step_ms=5)) as backend:
             streams = [
                 asyncio.ensure_future(answer(backend, request(n, new=200))) for n in range(2, 8)
             ]
@@ -138,9 +138,9 @@ def test_signals_meant_for_the_server_do_not_end_the_engine(deployment: Make) ->
     asyncio.run(main())
 
 
-def test_a_stopped_backend_leaves_no_process_even_a_frozen_one(deployment: Make) -> None:
+def test_a_stopped_backend_leaves_no_process_even_a_frozen_one(either_loop: Make) -> None:
     async def main() -> int:
-        async with running(deployment(), Patience(shutdown=0.1)) as backend:
+        async with running(either_loop(), Patience(shutdown=0.1)) as backend:
             os.kill(pid_of(backend), signal.SIGSTOP)
             return pid_of(backend)
 
