@@ -16,7 +16,7 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
-# From this many candidates on, a histogram before the sort is cheaper than the sort.
+# With more candidates than this, a histogram and a sort of one bin are cheaper than the sort.
 _SORT_LIMIT = 1024
 _BINS_A_NAT = 16
 _LAST_BIN = 4095
@@ -106,8 +106,11 @@ def top_k(scores: Float64, count: int) -> Int64:
 
 def softmax(scores: Float64, temperature: float) -> Float64:
     """Probabilities of [N] finite or -inf scores, at least one of them finite."""
-    with np.errstate(over="ignore"):  # a tiny temperature: -inf is the limit
-        weights: Float64 = np.exp((scores - scores.max()) / temperature)
+    weights: Float64 = scores - scores.max()
+    if temperature != 1.0:
+        with np.errstate(over="ignore"):  # a tiny temperature: -inf is the limit
+            weights /= temperature
+    np.exp(weights, out=weights)
     weights /= weights.sum()
     return weights
 
@@ -134,17 +137,28 @@ def typical_p(probabilities: Float64, mass: float) -> Int64:
 
 def _surprise(probabilities: Float64) -> Float64:
     with np.errstate(divide="ignore"):
-        return np.asarray(-np.log(probabilities))
+        surprise: Float64 = np.log(probabilities)
+    return np.negative(surprise, out=surprise)
 
 
 def _smallest_set(key: Float64, probabilities: Float64, mass: float) -> Int64:
     """Indices, ascending, of the shortest run in the order of `key` (>= 0) that reaches `mass`."""
     goal = mass * probabilities.sum()
-    inside = np.arange(len(key))
-    if len(key) > _SORT_LIMIT:
-        bins = np.minimum(key * _BINS_A_NAT, _LAST_BIN).astype(np.int64)
-        reached = np.cumsum(np.bincount(bins, weights=probabilities))
-        inside = np.flatnonzero(bins <= np.searchsorted(reached, goal))
-    order = inside[np.argsort(key[inside], kind="stable")]
+    if len(key) <= _SORT_LIMIT:
+        return np.sort(_shortest_run(np.arange(len(key)), key, probabilities, goal))
+    scaled = key * _BINS_A_NAT
+    bins = np.minimum(scaled, _LAST_BIN, out=scaled).astype(np.intp)
+    reached = np.cumsum(np.bincount(bins, weights=probabilities))
+    edge = int(np.searchsorted(reached, goal))  # whole bins before it are in; only it is sorted
+    if edge > 0:
+        goal -= reached[edge - 1]
+    inside = bins < edge
+    inside[_shortest_run(np.flatnonzero(bins == edge), key, probabilities, goal)] = True
+    return np.flatnonzero(inside)
+
+
+def _shortest_run(ids: Int64, key: Float64, probabilities: Float64, goal: float) -> Int64:
+    """The first of `ids` in the order of `key` that reach `goal`, at least one; all if none do."""
+    order = ids[np.argsort(key[ids], kind="stable")]
     last = int(np.searchsorted(np.cumsum(probabilities[order]), goal))
-    return np.sort(order[: last + 1])
+    return order[: last + 1]

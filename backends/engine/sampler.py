@@ -96,7 +96,7 @@ class Sampler:
         if row.params.watermark and key is None:
             raise ValueError("a request asks for a watermark, and this sampler has no key")
         ids = processors.contenders(scores, count, key.delta if key else 0.0)
-        values = scores[ids].astype(np.float64)
+        values = (scores if len(ids) == len(scores) else scores[ids]).astype(np.float64)
         if best == np.inf:
             values = np.where(values == np.inf, 0.0, -np.inf)
         if key is not None:
