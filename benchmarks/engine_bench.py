@@ -6,8 +6,8 @@
 `decode`: schedule and update with 256 running sequences. `chunks`: the same while prompts are cut
 to a 512-token budget. `admission`: a request with a 1,000-token prefix that is in the cache joins
 and leaves. `preemption`: a pool that is too small. `report`: encoding what 256 sequences got, which
-is all that overlapping delivery with the device could save. `echo`: tokens a second of the whole
-loop in process, greedy sampling included.
+is all that overlapping delivery with the device could save (for sampling: `engine_overlap.py`).
+`echo`: tokens a second of the whole loop in process, greedy sampling included.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from mindstream.backends.engine.loop import Engine
 from mindstream.backends.engine.messages import Submit
+from mindstream.backends.engine.overlap import make_engine, make_model
 from mindstream.backends.engine.sampler import Sampler
 from mindstream.plugin.defaults import resolve_defaults
 from mindstream.plugin.model_config import Deployment, load_deployment
@@ -27,9 +28,9 @@ _STEP_MODELS = {"mindspore": "mindstream.backends.mindspore.step_model:MindSpore
 def open_engine(deployment: Deployment) -> Engine:
     """The deployment's model in this process, loaded."""
     module, _, attribute = _STEP_MODELS[deployment.serving.backend].partition(":")
-    model = getattr(importlib.import_module(module), attribute)(deployment)
-    limits = model.load()
-    return Engine(model, limits, deployment.serving, Sampler(load_key(deployment)))
+    factory = getattr(importlib.import_module(module), attribute)
+    model = make_model(lambda: factory(deployment), deployment.serving)
+    return make_engine(model, model.load(), deployment.serving, Sampler(load_key(deployment)))
 
 
 def drive(engine: Engine, requests: Sequence[GenerationRequest], streams: int) -> tuple[int, float]:

@@ -135,7 +135,11 @@ class ServingConfig:
     ] = 0.0
     overlap: Annotated[
         bool,
-        _doc("Two groups of sequences take turns: one is sampled while the device computes."),
+        _doc(
+            "Two groups of sequences take turns: one is sampled while the device computes the "
+            "other. Off, for each group pays a step's fixed cost: it is faster only where sampling "
+            "takes longer than that (benchmarks/engine_overlap.py), which it does not on CPU."
+        ),
     ] = False
     prefix_cache: Annotated[bool, _doc("Share the KV blocks of equal prompt beginnings.")] = True
     priority_ageing: Annotated[

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from mindstream.backends.engine import EngineBackend
+from mindstream.backends.engine.link import EngineEnd, FrameReader
+from mindstream.backends.engine.messages import Log, Notice
+from mindstream.backends.engine.process import _LinkHandler
 from mindstream.backends.engine.testing import (
     GIVES_NAN,
     PRINTS,
@@ -291,3 +296,13 @@ def test_a_repeated_beginning_is_found_in_the_prefix_cache(deployment: Make) -> 
             assert (status.prompt_tokens, status.generated_tokens) == (80, 10)
 
     asyncio.run(main())
+
+
+def test_a_log_line_arrives_bare_whatever_format_a_library_sets() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        handler = _LinkHandler(EngineEnd(theirs))
+        handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        handler.handle(logging.LogRecord("a.name", logging.INFO, "f", 1, "x %d", (1,), None))
+        notice = FrameReader().feed(ours.recv(4096))[0]
+    assert msgspec.msgpack.Decoder(Notice).decode(notice) == Log(logging.INFO, "a.name", "x 1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -43,15 +45,21 @@ async def text_of(service: ModelService, request: GenerationRequest) -> str:
     return "".join(chunk.text for chunk in got)
 
 
-async def test_64_streams_give_what_each_gives_otherwise() -> None:
-    """In a cache for about half of them, so that some are preempted; then backwards, a few a time,
-    with prefixes in the cache.
-    """
-    service = open_service(
-        load_deployment("smollm2-135m", {"kv_cache_gib": "0.05", "max_seq_len": "512"})
-    )
+@asynccontextmanager
+async def running(overlap: str) -> AsyncIterator[ModelService]:
+    """With a cache for about half of the streams, so that some are preempted."""
+    overrides = {"kv_cache_gib": "0.05", "max_seq_len": "512", "overlap": overlap}
+    service = open_service(load_deployment("smollm2-135m", overrides))
     await service.start()
     try:
+        yield service
+    finally:
+        await service.stop(drain=False)
+
+
+async def test_64_streams_give_what_each_gives_otherwise() -> None:
+    """Together; backwards, a few a time, with prefixes in the cache; and by the other loop."""
+    async with running("false") as service:
         requests = await requests_for(service)
         together = await asyncio.gather(*(text_of(service, request) for request in requests))
         status = service.status()
@@ -67,5 +75,9 @@ async def test_64_streams_give_what_each_gives_otherwise() -> None:
         apart = await asyncio.gather(*(twin(request) for request in reversed(requests)))
         assert apart[::-1] == together
         assert service.status().prefix_hit_tokens > 0
-    finally:
-        await service.stop(drain=False)
+    async with running("true") as service:
+        overlapping = await asyncio.gather(*(text_of(service, request) for request in requests))
+        assert overlapping == together
+        status = service.status()
+        assert status.preemptions > 0
+        assert status.free_blocks == status.total_blocks
