@@ -58,7 +58,7 @@ def test_256_concurrent_streams(deployment: Make) -> None:
     asyncio.run(main())
 
 
-def test_1000_random_disconnects(deployment: Make) -> None:
+def test_1000_random_disconnects(either_loop: Make) -> None:
     rng = random.Random(11)
 
     async def client(backend: EchoBackend, number: int, leave: bool) -> None:
@@ -70,7 +70,7 @@ def test_1000_random_disconnects(deployment: Make) -> None:
 
     async def main() -> None:
         serving = {"max_waiting": 2000, "echo": EchoConfig(num_blocks=200, block_size=8)}
-        async with running(deployment(serving=serving)) as backend:
+        async with running(either_loop(serving=serving)) as backend:
             clients = [client(backend, number, number % 5 > 0) for number in range(1250)]
             await asyncio.gather(*clients)
             await check_all_free(backend)
