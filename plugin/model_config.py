@@ -119,8 +119,13 @@ def _override(data: dict[str, Any], key: str, text: str) -> None:
     words = key.split(".")
     if not all(words):
         raise ConfigError(f"--set {key}: a key is words with dots between, such as cpu.threads.")
-    if words[0] in ServingConfig.__dataclass_fields__:
+    fields = ServingConfig.__dataclass_fields__
+    if words[0] in fields:
         words.insert(0, "serving")
+    elif words[0] not in data:
+        near = difflib.get_close_matches(words[0], fields, 1, 0.8)
+        if near:
+            raise ConfigError(f"--set {key}: unknown key {words[0]!r}. Did you mean {near[0]!r}?")
     block = data
     for depth, word in enumerate(words[:-1], 1):
         inner = block.get(word)

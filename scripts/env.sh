@@ -66,12 +66,14 @@ wanted_stamp() {
     pwd
 }
 
+# `exec`: the job that an interruption ends is pip itself and not a shell around it.
 install() {
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
+    exec "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
         --progress-bar off --constraint requirements/constraints.txt --editable ".[$extras]"
 }
 
-if ! supported "$venv/bin/python"; then
+# pip comes last into a virtual environment: without it, its making was interrupted.
+if [ ! -e "$venv/bin/pip" ] || ! supported "$venv/bin/python"; then
     python=$(find_python)
     say "making .venv with $("$python" --version)"
     rm -rf "$venv"

@@ -232,6 +232,11 @@ class TestOverrides:
     def test_they_are_checked_like_the_file(self, tmp_path: Path) -> None:
         assert "[1, 4096], but is 0" in refusal(tmp_path, "a: 1", max_batch_size="0")
 
+    def test_a_misspelt_field_is_told_the_nearest(self, tmp_path: Path) -> None:
+        message = refusal(tmp_path, "a: 1", max_batch_sise="8")
+        assert message.startswith("--set max_batch_sise: unknown key")
+        assert "'max_batch_size'" in message
+
     def test_a_path_through_a_value_is_refused(self, tmp_path: Path) -> None:
         message = refusal(tmp_path, "model: 3", **{"model.model_config.x": "1"})
         assert message == "--set model.model_config.x: model is 3, not a mapping."
