@@ -4,8 +4,8 @@ usage: run.py [--deployment smollm2-135m] [--streams 1 8 32] [--rounds 3] [--jso
 
 OpenVINO GenAI is installed into an environment of its own under --work-dir, where the peers' model
 files are made too. llama.cpp and vLLM take part if --llama-server and --vllm-python name them, or
-if llama-server is on the PATH. Every figure is the median of the rounds; the best peer of a row is the
-one it is compared with. Needs the pull extra (gguf). Run it on a machine that does nothing else.
+if llama-server is on the PATH. Every figure is the median of the rounds; ours are compared with the
+best peer of the row. Needs the pull extra (gguf). Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for name, overrides in _OWN.items():
             contenders.append(Mindstream(name, options.deployment, overrides))
-        contenders += _peers(options, work_dir)
+        _add_peers(contenders, options, work_dir)
         rounds = _measure(contenders, options)
     finally:
         for contender in contenders:
@@ -76,11 +76,10 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _peers(options: argparse.Namespace, work_dir: Path) -> list[Contender]:
+def _add_peers(found: list[Contender], options: argparse.Namespace, work_dir: Path) -> None:
     model_dir = load_deployment(options.deployment).model_dir
     if model_dir is None:
         raise SystemExit(f"{options.deployment} names no weight directory")
-    found: list[Contender] = []
     f16 = _gguf(model_dir, work_dir, "f16")
     found.append(OpenVino(install_openvino(work_dir), f16))
     if options.llama_server:
@@ -88,7 +87,6 @@ def _peers(options: argparse.Namespace, work_dir: Path) -> list[Contender]:
         found.append(LlamaCpp(Path(options.llama_server), bf16, max(options.streams)))
     if options.vllm_python:
         found.append(Vllm(Path(options.vllm_python), model_dir))
-    return found
 
 
 def _gguf(model_dir: Path, work_dir: Path, kind: str) -> Path:

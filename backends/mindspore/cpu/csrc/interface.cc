@@ -1,4 +1,6 @@
 // The C interface of loading and settings; ctypes calls it from fused_model.py and library.py.
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -73,3 +75,28 @@ EXPORT void mindstream_set_threads(int count) { mindstream::set_threads(count); 
 EXPORT int mindstream_threads() { return mindstream::thread_count(); }
 // The instruction set in use: portable, avx2, avx512 or avx512bf16.
 EXPORT const char *mindstream_isa() { return mindstream::kernels().name; }
+
+// Reads the bytes once on all threads and returns their sum: what the machine's memory gives.
+EXPORT uint64_t mindstream_read_all(const uint64_t *data, int64_t count) {
+  constexpr int64_t kBlock = 1 << 16;
+  struct Reading {
+    const uint64_t *data;
+    int64_t count;
+    std::atomic<uint64_t> sum;
+  } reading = {data, count, {0}};
+  const mindstream::Job job = {
+      &reading, 1,
+      [](const void *context, int64_t) {
+        return (static_cast<const Reading *>(context)->count + kBlock - 1) / kBlock;
+      },
+      [](const void *context, int64_t, int64_t item) {
+        Reading &r = *const_cast<Reading *>(static_cast<const Reading *>(context));
+        uint64_t sums[8] = {};
+        const int64_t end = std::min(r.count, (item + 1) * kBlock) & ~int64_t{7};
+        for (int64_t i = item * kBlock; i < end; i += 8)
+          for (int64_t j = 0; j < 8; j++) sums[j] += r.data[i + j];
+        for (const uint64_t part : sums) r.sum += part;
+      }};
+  mindstream::run_parallel(job);
+  return reading.sum;
+}
