@@ -41,7 +41,13 @@ class CpuConfig:
         Literal["bf16", "int8", "f32"],
         _doc("Weights of the fused kernels; the others run float32."),
     ] = "bf16"
-    kv_cache: Annotated[Literal["f32", "bf16"], _doc("Element type of the KV cache.")] = "f32"
+    kv_cache: Annotated[
+        Literal["auto", "f32", "bf16"],
+        _doc(
+            "Element type of the KV cache. `auto`: `bf16` where the fused kernels hold bf16 or int8 "
+            "weights, else `f32`, which is all the other kernels have."
+        ),
+    ] = "auto"
     threads: Annotated[int, _doc("Threads of the kernels; 0: one a core.", ge=0, le=1024)] = 0
 
 

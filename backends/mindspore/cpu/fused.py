@@ -61,7 +61,10 @@ class FusedKernels:
         self._config = config
         self._plan = plan
         self._shape = shape_of(plan)
-        self.kv_dtype = "bfloat16" if config.kv_cache == "bf16" else "float32"
+        self._cache = config.kv_cache
+        if self._cache == "auto":  # as precise as the weights
+            self._cache = "f32" if config.weights == "f32" else "bf16"
+        self.kv_dtype = "bfloat16" if self._cache == "bf16" else "float32"
         self.weight_bytes = WEIGHT_BYTES[config.weights]
 
     @contextmanager
@@ -74,7 +77,7 @@ class FusedKernels:
         if library is None:
             raise ConfigError("mindstream's compiled CPU kernels have disappeared.")
         set_threads(self._config.threads)
-        self._weights = FusedWeights(self._shape, self._config.weights, self._config.kv_cache)
+        self._weights = FusedWeights(self._shape, self._config.weights, self._cache)
         number = self._weights.handle
         replaced: dict[str, Any] = {
             "LanguageModelEmbedding": lambda **_: cells.embedding_cell(
@@ -111,4 +114,4 @@ class FusedKernels:
 
     def cache_shapes(self, num_blocks: int) -> list[tuple[int, ...]]:
         """One array for all layers."""
-        return [self._shape.cache_shape(num_blocks, self._config.kv_cache)]
+        return [self._shape.cache_shape(num_blocks, self._cache)]

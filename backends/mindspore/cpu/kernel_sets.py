@@ -62,9 +62,9 @@ def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
             "serving.cpu.kernels is 'attention', but mindstream was installed without its compiled "
             "kernels (no C++ compiler was found then); use 'stock' or install it again."
         )
-    if config.kv_cache != "f32":
+    if config.kv_cache == "bf16":
         raise ConfigError(
-            f"serving.cpu.kv_cache is {config.kv_cache!r}; kernels {asked!r} keep float32 here."
+            f"serving.cpu.kv_cache is 'bf16'; kernels {asked!r} keep float32 here."
         )
     if asked == "stock" or not built:
         return StockKernels(plan)
