@@ -87,4 +87,7 @@ if [ ! -f "$stamp.$extras" ] || [ "$(cat "$stamp.$extras")" != "$wanted" ]; then
     long_step "installing mindstream[$extras] and what it needs (the first time takes minutes)" install
     rm -f "$stamp".*
     printf '%s\n' "$wanted" >"$stamp.$extras"
+    [ -e backends/mindspore/cpu/_kernels.so ] ||
+        say "the C++ kernels were not built: serving on CPU will be several times slower." \
+            "Install g++ 10 or newer, remove .venv and run $0 again."
 fi
