@@ -115,7 +115,14 @@ class Decoder:
         like = np.zeros(s.hidden, np.float32)
         assert call("TokenEmbedding", self.model, like, ids, hidden) == 0
         out, lens = np.zeros_like(hidden), [len(new) for new, _, _ in batch]
-        inputs: list[Array] = [self.model, hidden, *self.rotary(positions), i32(slots), i32(tables), i32(lens)]
+        inputs: list[Array] = [
+            self.model,
+            hidden,
+            *self.rotary(positions),
+            i32(slots),
+            i32(tables),
+            i32(lens),
+        ]
         inputs += [i32([n + len(new) for new, n, _ in batch]), self.keys, self.values]
         assert call("DecoderStack", *inputs, out) == 0
         logits, like = np.zeros((len(ids), s.vocab), np.float32), np.zeros(s.vocab, np.float32)

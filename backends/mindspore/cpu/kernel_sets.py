@@ -63,9 +63,7 @@ def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
             "kernels (no C++ compiler was found then); use 'stock' or install it again."
         )
     if config.kv_cache == "bf16":
-        raise ConfigError(
-            f"serving.cpu.kv_cache is 'bf16'; kernels {asked!r} keep float32 here."
-        )
+        raise ConfigError(f"serving.cpu.kv_cache is 'bf16'; kernels {asked!r} keep float32 here.")
     if asked == "stock" or not built:
         return StockKernels(plan)
     return AttentionKernels(plan)

@@ -11,7 +11,8 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_
   typedef typename Format<W>::Unit Unit;
   const int64_t steps = step_count<W>(m.depth);
   const Unit *a = static_cast<const Unit *>(rows.units) + tile * steps * R;
-  const char *b = static_cast<const char *>(m.data) + slab * steps * kSlab * 4;
+  const int64_t weight_steps = W == Weights::kInt8 ? steps / kInt8Passes : steps;
+  const char *b = static_cast<const char *>(m.data) + slab * weight_steps * kSlab * 4;
   if constexpr (W == Weights::kInt8) {
     const int64_t groups = group_count(m.depth), at = tile * groups * R;
     multiply_int8<R>(a, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);

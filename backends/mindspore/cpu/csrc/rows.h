@@ -37,7 +37,7 @@ inline int64_t group_count(int64_t depth) { return (depth + kGroup - 1) / kGroup
 
 template <Weights W>
 inline int64_t step_count(int64_t depth) {
-  return W == Weights::kInt8 ? group_count(depth) * kGroup / 4 : depth / Format<W>::kDepth;
+  return W == Weights::kInt8 ? group_count(depth) * kGroup / 4 * kInt8Passes : depth / Format<W>::kDepth;
 }
 
 inline void make_units(const float *x, float *units, int64_t n) { memcpy(units, x, n * sizeof(float)); }
@@ -70,31 +70,39 @@ inline void put_values(const Rows &rows, int64_t row, int64_t tile, int64_t dept
   }
 }
 
-// One row to int8 with one scale a group. `x` has room for whole groups and is padded here.
+#if defined(__AVX512VNNI__)
+// The 64 values of a group as 16-bit integers, split into words of high and of low bytes.
+inline void quantize_group(const float *x, float *scale, int32_t *offset, uint32_t *high, uint32_t *low) {
+  __m512 most = _mm512_setzero_ps();
+  for (int i = 0; i < kGroup; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
+  *scale = _mm512_reduce_max_ps(most) / 32512.0f;  // the highest byte is 127 then
+  const __m512 inverse = _mm512_set1_ps(*scale > 0 ? 1.0f / *scale : 0.0f);
+  __m512i total = _mm512_setzero_si512();
+  for (int i = 0; i < kGroup; i += 16) {
+    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), inverse));
+    const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+    total = _mm512_add_epi32(total, q);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(high + i / 4), _mm512_cvtsepi32_epi8(h));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(low + i / 4), _mm512_cvtepi32_epi8(q));
+  }
+  *offset = -128 * _mm512_reduce_add_epi32(total);  // the weights carry 128 too much
+}
+#endif
+
+// One row for int8 weights, with one scale a group. `x` has room for whole groups: padded here.
 inline void quantize_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, float *x) {
+  constexpr int64_t steps = kGroup / 4;
   const int64_t groups = group_count(depth), at = row / tile * groups * tile + row % tile;
-  Int8Unit *to = static_cast<Int8Unit *>(rows.units) + (row / tile * groups * 16) * tile + row % tile;
+  Int8Unit *to = static_cast<Int8Unit *>(rows.units) + row / tile * step_count<Weights::kInt8>(depth) * tile + row % tile;
   for (int64_t i = depth; i < groups * kGroup; i++) x[i] = 0;
   for (int64_t g = 0; g < groups; g++, x += kGroup) {
 #if defined(__AVX512VNNI__)
-    __m512 most = _mm512_setzero_ps();
-    for (int i = 0; i < kGroup; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
-    const float scale = _mm512_reduce_max_ps(most) / 127.0f;
-    const __m512 inverse = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
-    __m512i total = _mm512_setzero_si512();
-    int32_t words[16];
-    for (int i = 0; i < kGroup; i += 16) {
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), inverse));
-      total = _mm512_add_epi32(total, q);
-      _mm_storeu_si128(reinterpret_cast<__m128i *>(words + i / 4), _mm512_cvtsepi32_epi8(q));
-    }
-    rows.scales[at + g * tile] = scale;
-    // The weights carry 128 too much.
-    rows.offsets[at + g * tile] = -128 * _mm512_reduce_add_epi32(total);
-    for (int s = 0; s < 16; s++, to += tile) *to = (uint32_t)words[s];
+    uint32_t words[2][steps];
+    quantize_group(x, rows.scales + at + g * tile, rows.offsets + at + g * tile, words[0], words[1]);
+    for (int64_t s = 0; s < 2 * steps; s++, to += tile) *to = words[s / steps][s % steps];
 #else
     (void)at;
-    for (int s = 0; s < 16; s++, to += tile) memcpy(to->x, x + 4 * s, sizeof(to->x));
+    for (int64_t s = 0; s < steps; s++, to += tile) memcpy(to->x, x + 4 * s, sizeof(to->x));
 #endif
   }
 }

@@ -104,34 +104,72 @@ INLINE void multiply(const typename Step::Unit *a, const char *b0, const char *b
   }
 }
 
-// The same for int8: integer sums over a group of 64, then scaled and added up in float32.
+// The same for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
 #if defined(__AVX512VNNI__)
+// Activations have 16 bits, as two signed bytes each: eight bits would cost more than the rounded
+// weights do. Many rows go through a group twice, with the high bytes and with the low ones, so that
+// one set of registers does for the sums of both. Integer sums are exact: the order is free.
 typedef uint32_t Int8Unit;  // four signed bytes
+constexpr int kInt8Passes = 2;
+
+// sums += weights times bytes, for `Planes` planes of bytes that are `plane` units apart.
+template <int R, int Planes, bool Prefetch>
+INLINE void add_bytes(const Int8Unit *a, int64_t plane, const char *b, vi (&sums)[Planes][R][2]) {
+  for (int s = 0; s < kGroup / 4; s++, a += R, b += 128) {
+    if (Prefetch) {
+      __builtin_prefetch(b + 2048);
+      __builtin_prefetch(b + 2112);
+    }
+    const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
+#pragma GCC unroll 2
+    for (int p = 0; p < Planes; p++)
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+        const __m512i x = _mm512_set1_epi32((int)a[p * plane + r]);
+        sums[p][r][0] = (vi)_mm512_dpbusd_epi32((__m512i)sums[p][r][0], w0, x);
+        sums[p][r][1] = (vi)_mm512_dpbusd_epi32((__m512i)sums[p][r][1], w1, x);
+      }
+  }
+}
+
+// The sums of one group: high bytes times 256, and low bytes.
+template <int R>
+INLINE void sum_group(const Int8Unit *a, const int32_t *offsets, const char *b, vi (&out)[1][R][2]) {
+  constexpr int64_t plane = kGroup / 4 * R;
+  if constexpr (R <= 5) {
+    vi sums[2][R][2] = {};
+    add_bytes<R, 2, true>(a, plane, b, sums);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++)
+        out[0][r][v] = (sums[0][r][v] << 8) + sums[1][r][v] + offsets[r];
+  } else {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) out[0][r][0] = out[0][r][1] = vi{};
+    add_bytes<R, 1, true>(a, plane, b, out);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; v++)
+        out[0][r][v] = (out[0][r][v] << 8) + offsets[r];
+    add_bytes<R, 1, false>(a + plane, plane, b, out);
+  }
+}
 
 template <int R>
 INLINE void multiply_int8(const Int8Unit *a, const float *row_scales, const int32_t *offsets,
                           const char *b, const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
-  for (int64_t g = 0; g < groups; g++) {
-    __m512i sums[R][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_set1_epi32(offsets[g * R + r]);
-    for (int s = 0; s < kGroup / 4; s++, a += R, b += 128) {
-      __builtin_prefetch(b + 2048);
-      __builtin_prefetch(b + 2112);
-      const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; r++) {
-        const __m512i x = _mm512_set1_epi32((int)a[r]);
-        sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], w0, x);
-        sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], w1, x);
-      }
-    }
+  constexpr int steps = kGroup / 4;
+  for (int64_t g = 0; g < groups; g++, a += kInt8Passes * steps * R, b += steps * 128) {
+    vi sums[1][R][2];
+    sum_group<R>(a, offsets + g * R, b, sums);
     const vf s0 = load(scales + g * kSlab), s1 = load(scales + g * kSlab + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const vf x = splat(row_scales[g * R + r]);
-      c[r][0] = fma((vf)_mm512_cvtepi32_ps(sums[r][0]), s0 * x, c[r][0]);
-      c[r][1] = fma((vf)_mm512_cvtepi32_ps(sums[r][1]), s1 * x, c[r][1]);
+      c[r][0] = fma(__builtin_convertvector(sums[0][r][0], vf), s0 * x, c[r][0]);
+      c[r][1] = fma(__builtin_convertvector(sums[0][r][1], vf), s1 * x, c[r][1]);
     }
   }
 }
@@ -139,6 +177,7 @@ INLINE void multiply_int8(const Int8Unit *a, const float *row_scales, const int3
 struct Int8Unit {
   float x[4];
 };
+constexpr int kInt8Passes = 1;
 
 template <int R>
 INLINE void multiply_int8(const Int8Unit *a, const float *, const int32_t *, const char *b,
