@@ -44,8 +44,8 @@ class CpuConfig:
     kv_cache: Annotated[
         Literal["auto", "f32", "bf16"],
         _doc(
-            "Element type of the KV cache. `auto`: `bf16` where the fused kernels hold bf16 or int8 "
-            "weights, else `f32`, which is all the other kernels have."
+            "Element type of the KV cache. `auto`: `bf16` where the fused kernels hold bf16 or "
+            "int8 weights, else `f32`, which is all the other kernels have."
         ),
     ] = "auto"
     threads: Annotated[int, _doc("Threads of the kernels; 0: one a core.", ge=0, le=1024)] = 0
