@@ -71,7 +71,7 @@ struct StackArgs {
   const Dims *dims;
   const Layer *layers;
   const float *final_norm;
-  int64_t tokens, sequences, table_width, blocks;
+  int64_t tokens, sequences, table_width, blocks, threads;
   const float *cos, *sin;  // [T, head_dim]
   const int32_t *slots, *block_tables, *q_lens, *kv_lens;
   void *key_cache, *value_cache;  // [layers, blocks, kv_heads, block_size * head_dim]
@@ -88,7 +88,7 @@ struct StackArgs {
 struct HeadArgs {
   const Matrix *head;
   const float *hidden;  // [R, hidden]
-  int64_t count;
+  int64_t count, threads;
   float *logits;  // [R, vocab]
   Rows acts;
 };

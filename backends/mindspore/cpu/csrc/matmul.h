@@ -21,44 +21,75 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_
   }
 }
 
-// Into how many items the tiles of one slab are cut: enough for many threads and few slabs.
-inline int64_t tile_parts(const Matrix &m, int64_t tiles) {
-  return smaller<int64_t>((32 + m.slabs() - 1) / m.slabs(), tiles);
+// The work of a product is slabs times parts of the rows, in that order, cut into items that get
+// smaller: long runs of memory are read twice as fast as single slabs, and the small items at the end
+// let all threads finish together.
+struct Run {
+  int64_t begin, end;
+};
+
+inline int64_t run_length(int64_t left, int64_t threads) {
+  return (3 * left + 4 * threads - 1) / (4 * threads);
 }
 
-inline int64_t matmul_items(const Matrix &m, int64_t count) {
+inline int64_t run_count(int64_t total, int64_t threads) {
+  int64_t count = 0;
+  for (int64_t left = total; left > 0; count++) left -= run_length(left, threads);
+  return count;
+}
+
+inline Run nth_run(int64_t total, int64_t threads, int64_t n) {
+  int64_t begin = 0;
+  while (n-- > 0) begin += run_length(total - begin, threads);
+  return {begin, begin + run_length(total - begin, threads)};
+}
+
+// Into how many parts the tiles of one slab are cut: more than one where there are few slabs.
+inline int64_t tile_parts(const Matrix &m, int64_t tiles, int64_t threads) {
+  return smaller<int64_t>((8 * threads + m.slabs() - 1) / m.slabs(), tiles);
+}
+
+inline int64_t matmul_items(const Matrix &m, int64_t count, int64_t threads) {
   const int64_t tile = tile_rows(count, kTile);
-  return m.slabs() * tile_parts(m, (count + tile - 1) / tile);
+  return run_count(m.slabs() * tile_parts(m, (count + tile - 1) / tile, threads), threads);
 }
 
-// Calls out(row, slab, columns) with the 32 columns of the item's slab and rows.
+// A product's one item among all: see matmul_items.
+struct Piece {
+  int64_t rows, threads, item;
+};
+
+// Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows.
 template <Weights W, int R, class Out>
-void matmul_tiles(const Matrix &m, const Rows &rows, int64_t count, int64_t item, const Out &out) {
-  const int64_t tiles = (count + R - 1) / R, parts = tile_parts(m, tiles);
-  const int64_t slab = item / parts, part = item % parts;
-  for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
-    vf c[R][kVecs] = {};
-    slab_product<W, R>(m, rows, t, slab, c);
-    for (int r = 0; r < R && t * R + r < count; r++) out(t * R + r, slab, c[r]);
+void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
+  const int64_t tiles = (piece.rows + R - 1) / R, parts = tile_parts(m, tiles, piece.threads);
+  const Run run = nth_run(m.slabs() * parts, piece.threads, piece.item);
+  for (int64_t i = run.begin; i < run.end; i++) {
+    const int64_t slab = i / parts, part = i % parts;
+    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
+      vf c[R][kVecs] = {};
+      slab_product<W, R>(m, rows, t, slab, c);
+      for (int r = 0; r < R && t * R + r < piece.rows; r++) out(t * R + r, slab, c[r]);
+    }
   }
 }
 
 template <Weights W, class Out>
-void matmul(const Matrix &m, const Rows &rows, int64_t count, int64_t item, const Out &out) {
-  switch (tile_rows(count, kTile)) {
-    case 1: return matmul_tiles<W, 1>(m, rows, count, item, out);
-    case 2: return matmul_tiles<W, 2>(m, rows, count, item, out);
-    case 3: return matmul_tiles<W, 3>(m, rows, count, item, out);
+void matmul(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
+  switch (tile_rows(piece.rows, kTile)) {
+    case 1: return matmul_tiles<W, 1>(m, rows, piece, out);
+    case 2: return matmul_tiles<W, 2>(m, rows, piece, out);
+    case 3: return matmul_tiles<W, 3>(m, rows, piece, out);
 #if defined(__AVX512F__)
-    case 4: return matmul_tiles<W, 4>(m, rows, count, item, out);
-    case 5: return matmul_tiles<W, 5>(m, rows, count, item, out);
-    case 6: return matmul_tiles<W, 6>(m, rows, count, item, out);
-    case 7: return matmul_tiles<W, 7>(m, rows, count, item, out);
-    case 8: return matmul_tiles<W, 8>(m, rows, count, item, out);
-    case 9: return matmul_tiles<W, 9>(m, rows, count, item, out);
-    case 10: return matmul_tiles<W, 10>(m, rows, count, item, out);
-    case 11: return matmul_tiles<W, 11>(m, rows, count, item, out);
-    case 12: return matmul_tiles<W, 12>(m, rows, count, item, out);
+    case 4: return matmul_tiles<W, 4>(m, rows, piece, out);
+    case 5: return matmul_tiles<W, 5>(m, rows, piece, out);
+    case 6: return matmul_tiles<W, 6>(m, rows, piece, out);
+    case 7: return matmul_tiles<W, 7>(m, rows, piece, out);
+    case 8: return matmul_tiles<W, 8>(m, rows, piece, out);
+    case 9: return matmul_tiles<W, 9>(m, rows, piece, out);
+    case 10: return matmul_tiles<W, 10>(m, rows, piece, out);
+    case 11: return matmul_tiles<W, 11>(m, rows, piece, out);
+    case 12: return matmul_tiles<W, 12>(m, rows, piece, out);
 #endif
   }
 }

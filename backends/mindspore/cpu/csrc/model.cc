@@ -167,6 +167,7 @@ void Model::plan_attention(StackArgs &args) {
 void Model::run(StackArgs &args) {
   const int64_t attended = dims_.heads * dims_.head_dim;
   args.dims = &dims_;
+  args.threads = thread_count();
   args.layers = layers_.data();
   args.final_norm = final_norm_.as<float>();
   plan_attention(args);
@@ -180,7 +181,7 @@ void Model::run(StackArgs &args) {
 }
 
 void Model::head(const float *hidden, int64_t count, float *logits) {
-  HeadArgs args = {&head_.matrix, hidden, count, logits, {}};
+  HeadArgs args = {&head_.matrix, hidden, count, thread_count(), logits, {}};
   reserve_rows(args.acts, head_rows_, count, dims_.hidden);
   run_parallel({&args, kHeadPhases, kernels().head.items, kernels().head.run});
 }

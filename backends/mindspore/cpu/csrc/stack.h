@@ -30,12 +30,12 @@ int64_t stack_items(const void *context, int64_t phase) {
   if (index == s.dims->layers) return row_items(s.tokens);
   const Layer &layer = s.layers[index];
   switch (phase % mindstream::kLayerPhases) {
-    case kQkv: return matmul_items(layer.qkv, s.tokens);
+    case kQkv: return matmul_items(layer.qkv, s.tokens, s.threads);
     case kAttend: return s.item_count;
     case kMerge: return s.chunks ? used_rows(s) * s.dims->heads : 0;
-    case kOut: return matmul_items(layer.out, s.tokens);
-    case kGateUp: return matmul_items(layer.gate_up, s.tokens);
-    case kDown: return matmul_items(layer.down, s.tokens);
+    case kOut: return matmul_items(layer.out, s.tokens, s.threads);
+    case kGateUp: return matmul_items(layer.gate_up, s.tokens, s.threads);
+    case kDown: return matmul_items(layer.down, s.tokens, s.threads);
     case kQuantizeAttended:
     case kQuantizeWide: return s.dims->weights == Weights::kInt8 ? row_items(s.tokens) : 0;
     default: return row_items(s.tokens);
@@ -48,18 +48,19 @@ void run_stage(const StackArgs &s, int64_t index, int64_t stage, int64_t item) {
   const Layer &layer = s.layers[index];
   const int64_t n = s.tokens, tile = tile_rows(n, kTile), attended = d.heads * d.head_dim;
   const int64_t begin = item * kItemRows, end = smaller(n, begin + kItemRows);
+  const Piece piece = {n, s.threads, item};
   switch (stage) {
     case kInputNorm: return norm_rows<W>(s.hidden, layer.input_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
-    case kQkv: return matmul<W>(layer.qkv, s.narrow, n, item, StoreOut{s.qkv, layer.qkv.columns, layer.qkv_bias});
+    case kQkv: return matmul<W>(layer.qkv, s.narrow, piece, StoreOut{s.qkv, layer.qkv.columns, layer.qkv_bias});
     case kRotate: return rotate_and_store<C>(s, index, begin, end);
     case kAttend: return attend_rows<W, C>(s, index, s.items[item], tile);
     case kMerge: return merge_split<W>(s, item / d.heads, item % d.heads, tile);
     case kQuantizeAttended: return quantize_staged(s.narrow, begin, end, tile, attended);
-    case kOut: return matmul<W>(layer.out, s.narrow, n, item, AddOut{s.hidden, d.hidden});
+    case kOut: return matmul<W>(layer.out, s.narrow, piece, AddOut{s.hidden, d.hidden});
     case kPostNorm: return norm_rows<W>(s.hidden, layer.post_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
-    case kGateUp: return matmul<W>(layer.gate_up, s.narrow, n, item, SwigluOut<W>{s.wide, tile, d.intermediate});
+    case kGateUp: return matmul<W>(layer.gate_up, s.narrow, piece, SwigluOut<W>{s.wide, tile, d.intermediate});
     case kQuantizeWide: return quantize_staged(s.wide, begin, end, tile, d.intermediate);
-    case kDown: return matmul<W>(layer.down, s.wide, n, item, AddOut{s.hidden, d.hidden});
+    case kDown: return matmul<W>(layer.down, s.wide, piece, AddOut{s.hidden, d.hidden});
   }
 }
 
@@ -90,13 +91,13 @@ void run_stack(const void *context, int64_t phase, int64_t item) {
 
 int64_t head_items(const void *context, int64_t phase) {
   const HeadArgs &h = *static_cast<const HeadArgs *>(context);
-  return phase == 0 ? row_items(h.count) : matmul_items(*h.head, h.count);
+  return phase == 0 ? row_items(h.count) : matmul_items(*h.head, h.count, h.threads);
 }
 
 template <Weights W>
 void run_head(const HeadArgs &h, int64_t phase, int64_t item) {
   const int64_t tile = tile_rows(h.count, kTile), hidden = h.head->depth, begin = item * kItemRows;
-  if (phase == 1) return matmul<W>(*h.head, h.acts, h.count, item, StoreOut{h.logits, h.head->columns, nullptr});
+  if (phase == 1) return matmul<W>(*h.head, h.acts, Piece{h.count, h.threads, item}, StoreOut{h.logits, h.head->columns, nullptr});
   float x[kMaxDepth + kGroup];
   for (int64_t i = begin; i < smaller(h.count, begin + kItemRows); i++) {
     memcpy(x, h.hidden + i * hidden, hidden * sizeof(float));
