@@ -59,6 +59,16 @@ struct Piece {
   int64_t rows, threads, item;
 };
 
+// One tile of rows times one slab. A function of its own: inlined into the loops around it, GCC keeps
+// the sums in memory.
+template <Weights W, int R, class Out>
+__attribute__((noinline)) void tile_product(const Matrix &m, const Rows &rows, int64_t tile,
+                                            int64_t slab, int64_t count, const Out &out) {
+  vf c[R][kVecs] = {};
+  slab_product<W, R>(m, rows, tile, slab, c);
+  for (int r = 0; r < R && tile * R + r < count; r++) out(tile * R + r, slab, c[r]);
+}
+
 // Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows.
 template <Weights W, int R, class Out>
 void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
@@ -66,11 +76,8 @@ void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const O
   const Run run = nth_run(m.slabs() * parts, piece.threads, piece.item);
   for (int64_t i = run.begin; i < run.end; i++) {
     const int64_t slab = i / parts, part = i % parts;
-    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++) {
-      vf c[R][kVecs] = {};
-      slab_product<W, R>(m, rows, t, slab, c);
-      for (int r = 0; r < R && t * R + r < piece.rows; r++) out(t * R + r, slab, c[r]);
-    }
+    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++)
+      tile_product<W, R>(m, rows, t, slab, piece.rows, out);
   }
 }
 
