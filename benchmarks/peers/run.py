@@ -39,8 +39,8 @@ from mindstream.plugin.model_config import load_deployment  # noqa: E402
 
 _NEW_TOKENS = 64
 _OWN = {
-    "mindstream bf16": ["cpu.kernels=fused", "cpu.weights=bf16", "cpu.kv_cache=bf16"],
-    "mindstream int8": ["cpu.kernels=fused", "cpu.weights=int8", "cpu.kv_cache=bf16"],
+    "mindstream bf16": ["cpu.kernels=fused", "cpu.weights=bf16"],
+    "mindstream int8": ["cpu.kernels=fused", "cpu.weights=int8"],
 }
 
 
