@@ -21,9 +21,9 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_
   }
 }
 
-// The work of a product is slabs times parts of the rows, in that order, cut into items that get
-// smaller: long runs of memory are read twice as fast as single slabs, and the small items at the end
-// let all threads finish together.
+// The work of a product is parts of the rows times slabs, the slabs of a part one after the other,
+// cut into items that get smaller: long runs of memory are read faster than single slabs, and the
+// small items at the end let all threads finish together.
 struct Run {
   int64_t begin, end;
 };
@@ -44,9 +44,13 @@ inline Run nth_run(int64_t total, int64_t threads, int64_t n) {
   return {begin, begin + run_length(total - begin, threads)};
 }
 
-// Into how many parts the tiles of one slab are cut: more than one where there are few slabs.
+constexpr int64_t kPartTiles = 10;  // their activations stay in the second-level cache
+
+// Into how many parts the rows' tiles are cut: also more where there are few slabs for the threads.
 inline int64_t tile_parts(const Matrix &m, int64_t tiles, int64_t threads) {
-  return smaller<int64_t>((8 * threads + m.slabs() - 1) / m.slabs(), tiles);
+  const int64_t cached = (tiles + kPartTiles - 1) / kPartTiles;
+  const int64_t enough = (8 * threads + m.slabs() - 1) / m.slabs();
+  return smaller<int64_t>(cached > enough ? cached : enough, tiles);
 }
 
 inline int64_t matmul_items(const Matrix &m, int64_t count, int64_t threads) {
@@ -75,7 +79,7 @@ void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const O
   const int64_t tiles = (piece.rows + R - 1) / R, parts = tile_parts(m, tiles, piece.threads);
   const Run run = nth_run(m.slabs() * parts, piece.threads, piece.item);
   for (int64_t i = run.begin; i < run.end; i++) {
-    const int64_t slab = i / parts, part = i % parts;
+    const int64_t part = i / m.slabs(), slab = i % m.slabs();
     for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++)
       tile_product<W, R>(m, rows, t, slab, piece.rows, out);
   }
