@@ -63,6 +63,11 @@ class Worker:
         """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
         return self.forward(make_batch(sequences, self.limits.block_size, rows))
 
+    def compiled(self) -> int:
+        """Graphs that MindSpore has compiled for the loaded model, by its own record."""
+        count: int = self.ask("compiled")[1]
+        return count
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.communicate(timeout=60)

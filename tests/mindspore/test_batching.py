@@ -101,6 +101,20 @@ def test_rows_are_chosen_and_none_is_allowed(small: Any, prompts: list[list[int]
     assert_same(small, rest[0], expected[-1])
 
 
+def test_no_shape_is_compiled_again(small: Any) -> None:
+    """Numbers of sequences, new tokens, blocks and wanted rows, as they come in service."""
+    before = small.compiled()
+    assert before >= 2  # the model and its head
+    for sequences in (1, 2, 3, 5, 8):
+        for new in (1, 2, 7):
+            used = [blocks_of(i)[: 1 + (3 * i + new) // 4] for i in range(sequences)]
+            batch = [([7] * new, 3 * i, used[i]) for i in range(sequences)]
+            assert small.step(batch).shape == (sequences, 256)
+            small.step(batch, rows=[])
+            small.step(batch, rows=range(sequences * new))
+    assert small.compiled() == before
+
+
 def test_demo_model_mixes_a_decode_with_a_chunked_prompt(
     demo: Any, goldens: dict[str, Any]
 ) -> None:

@@ -31,6 +31,10 @@ def main() -> None:
             if command == "load":
                 model = MindSporeStepModel(load_deployment(*arguments))
                 result: Any = model.load()
+            elif command == "compiled":
+                from mindspore.graph.api import cells_compile_cache
+
+                result = sum(map(len, cells_compile_cache.values()))  # graphs of living cells
             elif command == "imported":
                 result = arguments[0] in sys.modules
             else:
