@@ -276,7 +276,7 @@ void attend_rows(const StackArgs &s, int64_t layer, const AttentionItem &item, i
     case 1: return attend_item<W, C, 1>(s, layer, item, height);
     case 2: return attend_item<W, C, 2>(s, layer, item, height);
     case 3: return attend_item<W, C, 3>(s, layer, item, height);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(MINDSTREAM_FEW_TILES)
     case 4: return attend_item<W, C, 4>(s, layer, item, height);
     case 5: return attend_item<W, C, 5>(s, layer, item, height);
     case 6: return attend_item<W, C, 6>(s, layer, item, height);

@@ -1,4 +1,4 @@
-// The C interface of loading and settings; ctypes calls it from fused_model.py and library.py.
+// The C interface of loading and settings; ctypes calls it from fused_weights.py and library.py.
 #include <algorithm>
 #include <atomic>
 #include <exception>

@@ -91,7 +91,7 @@ void matmul(const Matrix &m, const Rows &rows, const Piece &piece, const Out &ou
     case 1: return matmul_tiles<W, 1>(m, rows, piece, out);
     case 2: return matmul_tiles<W, 2>(m, rows, piece, out);
     case 3: return matmul_tiles<W, 3>(m, rows, piece, out);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(MINDSTREAM_FEW_TILES)
     case 4: return matmul_tiles<W, 4>(m, rows, piece, out);
     case 5: return matmul_tiles<W, 5>(m, rows, piece, out);
     case 6: return matmul_tiles<W, 6>(m, rows, piece, out);

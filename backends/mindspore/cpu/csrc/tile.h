@@ -10,7 +10,7 @@ using mindstream::kGroup;
 using mindstream::kSlab;
 
 constexpr int kVecs = kSlab / kLanes;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(MINDSTREAM_FEW_TILES)
 constexpr int kTile = 12;  // 24 accumulators of 32 registers
 #else
 constexpr int kTile = 3;
