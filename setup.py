@@ -28,7 +28,16 @@ ISA_FLAGS = {
         *("-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
     ],
 }
-FLAGS = ["-std=c++17", "-O3", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+]
 # GCC 12 warns of its own AVX-512 header.
 FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
