@@ -175,8 +175,7 @@ class TestEngineDies:
         server = serve_process("echo", "--set", "echo.delay_ms=50")
         client = Client(server.url)
         streams = [asyncio.ensure_future(client.ask(f"{n}" * 300)) for n in range(8)]
-        await eventually(running(client, 8))
-        await asyncio.sleep(0.5)  # each has some of its 300 tokens, 50 ms apart
+        await eventually(streaming(client, 8))
         # While it goes on: how long a request takes that needs no engine, here and now.
         slowest, ended = 0.0, False
 
@@ -248,7 +247,7 @@ class TestEngineDies:
         server = serve_process("echo", "--set", "echo.delay_ms=20")
         client = Client(server.url)
         running_ones = [asyncio.ensure_future(client.ask("x" * 400, timeout=1)) for _ in range(4)]
-        await eventually(running(client, 4))
+        await eventually(streaming(client, 4))
         os.kill(engine_of(server), signal.SIGSTOP)
         late = [asyncio.ensure_future(client.ask("y", stream=s, timeout=1)) for s in (True, False)]
         timeout = "Engine callback timeout: client timeout"
@@ -284,7 +283,7 @@ class TestServerEnds:
         server = serve_process("echo", "--set", "echo.delay_ms=100")
         client, engine = Client(server.url), engine_of(server)
         asked = asyncio.ensure_future(client.ask("x" * 300))
-        await eventually(running(client, 1))
+        await eventually(streaming(client, 1))
         server.stop(signal.SIGKILL)
         await gone(engine)
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -342,6 +341,15 @@ class TestFull:
         assert (await blocker).events[-1]["details"]["finish_reason"] == "stop_sequence"
         await asyncio.gather(*asked)
         assert order == sorted(order)
+
+
+def streaming(client: Client, number: int) -> Callable[[], Awaitable[bool]]:
+    """The server's first requests, each with an event sent: its status is fixed."""
+
+    async def holds() -> bool:
+        return await client.metric("time_to_first_token_seconds_count") == number
+
+    return holds
 
 
 def running(client: Client, number: int) -> Callable[[], Awaitable[bool]]:
