@@ -13,18 +13,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import TypeVar
 
 import pytest
 
-from mindstream.plugin.backend import BackendStatus, Limits, State
+from mindstream.plugin.backend import Backend, BackendStatus, Limits, State
 from mindstream.plugin.defaults import resolve_defaults
 from mindstream.plugin.errors import RequestError, ServiceStopped
 from mindstream.plugin.model_config import Deployment, load_deployment
 from mindstream.plugin.request import Chunk, FinishReason, GenerationRequest
 from mindstream.plugin.service import ModelService
 from mindstream.plugin.tokenizer import BytesTokenizer, Tokenizer
+
+B = TypeVar("B", bound=Backend)
+
+
+@asynccontextmanager
+async def started(backend: B) -> AsyncIterator[B]:
+    """The backend, ready; stopped at the end without waiting for what still runs."""
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop(drain=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import pytest
@@ -33,19 +33,14 @@ from mindstream.plugin.errors import (
 )
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.request import Chunk, FinishReason, GenerationRequest, SamplingParams
+from mindstream.plugin.testing import started
 
 Make = Callable[..., Deployment]
 HASH_MODEL = "mindstream.backends.engine.testing:HashModel"
 
 
-@asynccontextmanager
-async def running(deployment: Deployment) -> AsyncIterator[EngineBackend]:
-    backend = EngineBackend(deployment, HASH_MODEL)
-    await backend.start()
-    try:
-        yield backend
-    finally:
-        await backend.stop(drain=False)
+def running(deployment: Deployment) -> AbstractAsyncContextManager[EngineBackend]:
+    return started(EngineBackend(deployment, HASH_MODEL))
 
 
 def request(*prompt: int, new: int = 5, seed: int = 2, priority: int = 5) -> GenerationRequest:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from mindstream.plugin.errors import BackendFailed, GenerationTimeout, Overloade
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.request import GenerationRequest
 from mindstream.plugin.service import ModelService
+from mindstream.plugin.testing import started
 from mindstream.plugin.tokenizer import BytesTokenizer
 
 Make = Callable[..., Deployment]
@@ -30,16 +31,10 @@ HASH_MODEL = "mindstream.backends.engine.testing:HashModel"
 QUICK = Patience(first_pause=0.02)
 
 
-@asynccontextmanager
-async def running(
+def running(
     deployment: Deployment, patience: Patience = QUICK
-) -> AsyncIterator[EngineBackend]:
-    backend = EngineBackend(deployment, HASH_MODEL, patience)
-    await backend.start()
-    try:
-        yield backend
-    finally:
-        await backend.stop(drain=False)
+) -> AbstractAsyncContextManager[EngineBackend]:
+    return started(EngineBackend(deployment, HASH_MODEL, patience))
 
 
 def request(*prompt: int, new: int = 5) -> GenerationRequest:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,18 +21,13 @@ from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import Deployment, EchoConfig, load_deployment
 from mindstream.plugin.request import FinishReason, GenerationRequest
 from mindstream.plugin.service import open_service
+from mindstream.plugin.testing import started
 
 Make = Callable[..., Deployment]
 
 
-@asynccontextmanager
-async def running(deployment: Deployment) -> AsyncIterator[EchoBackend]:
-    backend = EchoBackend(deployment)
-    await backend.start()
-    try:
-        yield backend
-    finally:
-        await backend.stop(drain=False)
+def running(deployment: Deployment) -> AbstractAsyncContextManager[EchoBackend]:
+    return started(EchoBackend(deployment))
 
 
 async def echo_of(backend: EchoBackend, request: GenerationRequest) -> tuple[list[int], object]:

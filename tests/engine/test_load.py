@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from mindstream.backends.echo import EchoBackend
 from mindstream.plugin.model_config import Deployment, EchoConfig
 from mindstream.plugin.request import FinishReason, GenerationRequest
+from mindstream.plugin.testing import started
 
 Make = Callable[..., Deployment]
 
 
-@asynccontextmanager
-async def running(deployment: Deployment) -> AsyncIterator[EchoBackend]:
-    backend = EchoBackend(deployment)
-    await backend.start()
-    try:
-        yield backend
-    finally:
-        await backend.stop(drain=False)
+def running(deployment: Deployment) -> AbstractAsyncContextManager[EchoBackend]:
+    return started(EchoBackend(deployment))
 
 
 async def take(backend: EchoBackend, text: bytes, *, at_most: int | None = None) -> bytes:
