@@ -161,7 +161,8 @@ class ServingConfig:
         float, _doc("Seconds that running requests get to end after SIGTERM.", ge=0, le=65_535)
     ] = 30.0
     engine_restarts: Annotated[
-        int, _doc("Engine crashes within ten minutes after which it stays down.", ge=0, le=1000)
+        int,
+        _doc("Engine crashes in ten minutes of service after which it stays down.", ge=0, le=1000),
     ] = 5
     max_request_length: Annotated[
         int, _doc("MiB of a request body (MindIE's maxRequestLength).", ge=1, le=100)

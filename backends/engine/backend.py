@@ -1,7 +1,7 @@
 """`EngineBackend`: the upper seam over an engine in a process of its own. On the event loop.
 
 If the engine process ends unasked, every open request ends at once with BackendFailed, and it is
-started again after a pause that doubles with every crash of the last ten minutes; after
+started again after a pause that doubles with every crash of the last ten minutes of service; after
 `serving.engine_restarts` of them it stays down.
 """
 
@@ -70,7 +70,7 @@ class EngineBackend:
         self._totals = Totals()
         self._pace = Pace()
         self._crashes = CrashRecord(self._patience, self._serving.engine_restarts)
-        self._heard = 0.0
+        self._ready_since = self._heard = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._ending = asyncio.Lock()
@@ -114,7 +114,7 @@ class EngineBackend:
         finally:
             self._ready = None
         self._limits, self._totals.current = ready.limits, ready.stats
-        self._heard = time.monotonic()
+        self._ready_since = self._heard = time.monotonic()
         self._state, self._reason = State.READY, ""
 
     def _start_message(self) -> Start:
@@ -229,9 +229,10 @@ class EngineBackend:
 
     async def _revive(self, process: EngineProcess) -> None:
         """Restarts the engine until it runs or has crashed too often."""
+        served = self._heard - self._ready_since  # to its last sign of life: it may have hung
         reason = await process.autopsy()
         while not self._closing:
-            self._crashes.add(time.monotonic())
+            self._crashes.add(served)
             log.error("%s (%s)", reason, self._crashes)
             if self._crashes.too_many:
                 self._state, self._reason = State.FAILED, f"{reason}; {self._crashes}"
@@ -242,7 +243,7 @@ class EngineBackend:
             try:
                 await self._launch()
             except (_EngineDied, ConfigError) as error:
-                reason = str(error)
+                reason, served = str(error), 0.0
             else:
                 log.info("the engine is back")
                 return

@@ -14,27 +14,33 @@ class Patience:
     silent: float = 30.0  # a step that takes longer marks the engine as unhealthy
     hung: float = 600.0  # a step that takes longer is ended by killing the engine
     shutdown: float = 5.0  # what an engine gets to close its device
-    crash_window: float = 600.0  # how long a crash is remembered
+    crash_window: float = 600.0  # of service, until a crash is forgotten
     first_pause: float = 0.25  # before the first restart; doubles with every remembered crash
     longest_pause: float = 30.0
 
 
 class CrashRecord:
-    """The crashes of the last `crash_window` seconds. `limit` is serving.engine_restarts."""
+    """The crashes of the last `crash_window` seconds of service, up to serving.engine_restarts.
+
+    Only an engine that serves makes a crash forgotten. Were the pauses and the loading counted, one
+    that breaks slowly while it loads would be started again for ever.
+    """
 
     def __init__(self, patience: Patience, limit: int) -> None:
         self._patience = patience
         self._limit = limit
-        self._moments: deque[float] = deque()
+        self._served = 0.0  # seconds of service so far
+        self._moments: deque[float] = deque()  # the crashes, in seconds of service
 
     def __str__(self) -> str:
-        window = f"{self._patience.crash_window:.0f} s"
+        window = f"{self._patience.crash_window:.0f} s of service"
         return f"crash {len(self._moments)} within {window}, serving.engine_restarts {self._limit}"
 
-    def add(self, now: float) -> None:
-        """One more, at this moment."""
-        self._moments.append(now)
-        while self._moments[0] < now - self._patience.crash_window:
+    def add(self, served: float) -> None:
+        """One more, of an engine that served for so many seconds; 0: it broke while it started."""
+        self._served += served
+        self._moments.append(self._served)
+        while self._moments[0] < self._served - self._patience.crash_window:
             self._moments.popleft()
 
     @property

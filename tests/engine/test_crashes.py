@@ -111,6 +111,39 @@ def test_after_repeated_crashes_it_stays_down_and_says_why(deployment: Make) -> 
     asyncio.run(main())
 
 
+def test_an_engine_that_does_not_load_again_stays_down_and_says_why(deployment: Make) -> None:
+    """Although each attempt takes longer than a crash is remembered."""
+
+    async def main() -> None:
+        made = deployment(serving={"engine_restarts": 3})
+        async with running(made, Patience(first_pause=0.02, crash_window=0.01)) as backend:
+            made.mindformers["hash_model"]["exit_while_loading"] = True
+            os.kill(pid_of(backend), signal.SIGKILL)
+            await eventually(lambda: backend.status().state is State.FAILED)
+            reason = backend.status().reason
+            assert "exited with status 3: no device here" in reason
+            assert "crash 3" in reason and "serving.engine_restarts 3" in reason
+            with pytest.raises(BackendFailed, match="no device here"):
+                backend.submit(request(2))
+
+    asyncio.run(main())
+
+
+def test_crashes_far_apart_never_keep_it_down(deployment: Make) -> None:
+    async def main() -> None:
+        made = deployment(serving={"engine_restarts": 2})
+        async with running(made, Patience(first_pause=0.02, crash_window=0.05)) as backend:
+            for _ in range(4):
+                await asyncio.sleep(0.1)
+                assert await answer(backend, request(2)) == reference_tokens(request(2))
+                os.kill(pid_of(backend), signal.SIGKILL)
+                await eventually(lambda: backend.status().state is not State.READY)
+                await eventually(lambda: backend.status().state is not State.RESTARTING)
+                assert backend.status().state is State.READY, backend.status().reason
+
+    asyncio.run(main())
+
+
 def test_stopping_while_the_engine_restarts(deployment: Make) -> None:
     async def main() -> None:
         async with running(deployment(), Patience(first_pause=30.0)) as backend:
