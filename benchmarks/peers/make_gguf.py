@@ -114,7 +114,8 @@ def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None
         kinds[added["id"]] = gguf.TokenType.CONTROL
     merges = [m if isinstance(m, str) else " ".join(m) for m in stored["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm" if size == 49152 else "qwen2")
+    # SmolLM's splits digits apart, Qwen's does not.
+    writer.add_tokenizer_pre("smollm" if '"Digits"' in json.dumps(stored) else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)

@@ -1,6 +1,7 @@
 """mindstream beside other CPU servers: the same weights, the same prompts, taking turns.
 
-usage: run.py [--deployment smollm2-135m] [--streams 1 8 32] [--rounds 3] [--json FILE]
+usage: run.py [--deployment smollm2-135m | --model random-qwen3-0.6b] [--streams 1 8 32]
+              [--rounds 3] [--llama-server FILE] [--vllm-python FILE] [--json FILE]
 
 OpenVINO GenAI is installed into an environment of its own under --work-dir, where the peers' model
 files are made too. llama.cpp and vLLM take part if --llama-server and --vllm-python name them, or
@@ -11,9 +12,7 @@ best peer of the row. Needs the pull extra (gguf). Run it on a machine that does
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,135 +22,108 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import prompts as words  # noqa: E402 - the path is set above
+import random_model  # noqa: E402 - the path is set above
+import table  # noqa: E402
 from contenders import (  # noqa: E402
+    OPENVINO_VERSION,
     Contender,
-    LlamaCpp,
     Mindstream,
     OpenVino,
-    Prompt,
-    Result,
-    Vllm,
     install_openvino,
+    threads,
 )
+from http_peers import LlamaCpp, Vllm  # noqa: E402
+from rounds import Rounds, as_json  # noqa: E402
 
+from mindstream.backends.mindspore.config import read_config_json  # noqa: E402
 from mindstream.plugin.model_config import load_deployment  # noqa: E402
+from mindstream.plugin.tokenizer import open_tokenizer  # noqa: E402
 
-_NEW_TOKENS = 64
-_OWN = {
-    "mindstream bf16": ["cpu.kernels=fused", "cpu.weights=bf16"],
-    "mindstream int8": ["cpu.kernels=fused", "cpu.weights=int8"],
-}
+_OWN = {"mindstream bf16": "bf16", "mindstream int8": "int8"}  # name to kind of weights
+_PEERS = ("openvino", "llama.cpp", "vllm")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table; writes all rounds to --json."""
     options = _options().parse_args(arguments)
-    work_dir = Path(options.work_dir)
+    work_dir = Path(options.work_dir).absolute()
     work_dir.mkdir(parents=True, exist_ok=True)
+    if options.model:
+        options.deployment = str(random_model.make(options.model, work_dir))
+    deployment = load_deployment(options.deployment)
+    if deployment.model_dir is None:
+        raise SystemExit(f"{options.deployment} names no weight directory")
     contenders: list[Contender] = []
     try:
-        for name, overrides in _OWN.items():
-            contenders.append(Mindstream(name, options.deployment, overrides))
-        _add_peers(contenders, options, work_dir)
-        rounds = _measure(contenders, options)
+        _start(contenders, options, deployment.model_dir, work_dir)
+        rounds = Rounds(contenders, open_tokenizer(deployment).encode)
+        rounds.run(options.rounds, options.streams, long=not options.no_long_prompt)
     finally:
         for contender in contenders:
             contender.close()
-    table = _table(rounds, options.streams)
-    print(table)
+    own = {name: kind for name, kind in _OWN.items() if name in rounds.values}
+    print(table.comparison(rounds.values, own))
+    print()
+    print(table.bandwidth_use(rounds.values, rounds.machine, own, deployment.model_dir))
     if options.json:
-        Path(options.json).write_text(json.dumps(rounds, indent=1))
+        Path(options.json).write_text(as_json(rounds, _about(options)))
 
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--deployment", default="smollm2-135m", help="a CPU deployment")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--deployment", default="smollm2-135m", help="a CPU deployment")
+    what.add_argument(
+        "--model", choices=sorted(random_model.MODELS), help="a model of random weights, made once"
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work-dir", default=str(Path.home() / ".cache" / "mindstream-peers"))
     parser.add_argument("--llama-server", default=shutil.which("llama-server"))
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM's CPU build")
+    parser.add_argument(
+        "--without", choices=_PEERS, nargs="+", default=[], help="peers to leave out"
+    )
+    parser.add_argument("--no-long-prompt", action="store_true", help="leaves out 1,500 tokens")
     parser.add_argument("--json", help="file for every measured value")
     return parser
 
 
-def _add_peers(found: list[Contender], options: argparse.Namespace, work_dir: Path) -> None:
-    model_dir = load_deployment(options.deployment).model_dir
-    if model_dir is None:
-        raise SystemExit(f"{options.deployment} names no weight directory")
-    f16 = _gguf(model_dir, work_dir, "f16")
-    found.append(OpenVino(install_openvino(work_dir), f16))
-    if options.llama_server:
-        bf16 = _gguf(model_dir, work_dir, "bf16")
-        found.append(LlamaCpp(Path(options.llama_server), bf16, max(options.streams)))
-    if options.vllm_python:
-        found.append(Vllm(Path(options.vllm_python), model_dir))
+def _start(
+    found: list[Contender], options: argparse.Namespace, model_dir: Path, work_dir: Path
+) -> None:
+    """Appends who takes part, each ready."""
+    vocab_size = read_config_json(model_dir)["vocab_size"]
+    for name, kind in _OWN.items():
+        overrides = ["cpu.kernels=fused", f"cpu.weights={kind}"]
+        found.append(Mindstream(name, options.deployment, vocab_size, overrides))
+    if "openvino" not in options.without:
+        model = _gguf(model_dir, work_dir, "f16")
+        found.append(OpenVino(install_openvino(work_dir), model))
+    if options.llama_server and "llama.cpp" not in options.without:
+        model, log = _gguf(model_dir, work_dir, "bf16"), work_dir / "llama-server.log"
+        found.append(LlamaCpp(Path(options.llama_server), model, max(options.streams), log))
+    if options.vllm_python and "vllm" not in options.without:
+        found.append(Vllm(Path(options.vllm_python), model_dir, work_dir / "vllm.log"))
 
 
 def _gguf(model_dir: Path, work_dir: Path, kind: str) -> Path:
     out = work_dir / f"{model_dir.name}-{kind}.gguf"
     if not out.exists():
-        command = [sys.executable, str(HERE / "make_gguf.py"), str(model_dir), str(out), kind]
+        part = out.with_suffix(".part")
+        command = [sys.executable, str(HERE / "make_gguf.py"), str(model_dir), str(part), kind]
         subprocess.run(command, check=True)
+        part.rename(out)
     return out
 
 
-def _measure(contenders: Sequence[Contender], options: argparse.Namespace) -> dict[str, Any]:
-    """{contender: {row: [value a round]}}; every round runs each contender once a row."""
-    values: dict[str, Any] = {contender.name: {} for contender in contenders}
-    seed = 0
-
-    def take(row: str, count: int, size: int, new: int) -> None:
-        nonlocal seed
-        seed += 1
-        batch = [_prompt(options.deployment, size, seed * 1000 + i) for i in range(count)]
-        for contender in contenders:
-            result: Result = contender.run(batch, new)
-            value = result.ttft if new == 1 else result.rate
-            values[contender.name].setdefault(row, []).append(value)
-
-    for contender in contenders:  # warm up: graphs, caches, thread pools
-        contender.run([_prompt(options.deployment, 20, 0)], 8)
-    for _ in range(options.rounds):
-        for streams in options.streams:
-            take(f"tokens/s, {streams} streams", streams, 100, _NEW_TOKENS)
-        take("TTFT ms, 100 words", 1, 100, 1)
-        take("TTFT ms, 1,500 tokens", 1, 1450, 1)
-    return values
-
-
-def _prompt(deployment: str, size: int, seed: int) -> Prompt:
-    text = words.of_words(size, seed)
-    return Prompt(text, _tokenizer(deployment).encode(text).ids)
-
-
-_tokenizers: dict[str, Any] = {}
-
-
-def _tokenizer(deployment: str) -> Any:
-    if deployment not in _tokenizers:
-        from tokenizers import Tokenizer
-
-        model_dir = load_deployment(deployment).model_dir
-        _tokenizers[deployment] = Tokenizer.from_file(str(Path(str(model_dir)) / "tokenizer.json"))
-    return _tokenizers[deployment]
-
-
-def _table(values: dict[str, Any], streams: Sequence[int]) -> str:
-    """Markdown; the last columns compare each of ours with the best peer."""
-    rows = list(next(iter(values.values())))
-    peers = [name for name in values if name not in _OWN]
-    lines = ["| | " + " | ".join([*values, *(f"{own} / best peer" for own in _OWN)]) + " |"]
-    lines.append("|" + "---|" * (1 + len(values) + len(_OWN)))
-    for row in rows:
-        late = row.startswith("TTFT")
-        median = {name: statistics.median(values[name][row]) for name in values}
-        best = (min if late else max)(median[name] for name in peers)
-        shown = [f"{v * 1e3:.0f}" if late else f"{v:.0f}" for v in median.values()]
-        ratios = [f"{median[own] / best:.2f}x" for own in _OWN]
-        lines.append(f"| {row} | " + " | ".join([*shown, *ratios]) + " |")
-    return "\n".join(lines)
+def _about(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "deployment": options.model or options.deployment,
+        "rounds": options.rounds,
+        "threads": threads(),
+        "openvino": OPENVINO_VERSION,
+    }
 
 
 if __name__ == "__main__":
