@@ -155,9 +155,12 @@ struct Attend {
     for (int64_t i = 0; i < count; i += kSlab) {
       const char *b0 = group(cache.keys, start + i);
       const char *b1 = i + 16 < count ? group(cache.keys, start + i + 16) : b0;
-      vf c[R][kVecs] = {};
-      multiply<Step, R, kHeadDim / kDepth, 1, false>(&tile.q[0][0], b0, b1, 64, dim / kDepth, c);
+      vf c[R][kVecs];
+      clear(c);
+      multiply<Step, R, 0>(tile.q, sizeof(tile.q[0]), b0, b1, 64, dim / kDepth, {}, c);
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < kVecs; v++) store(tile.scores[r] + i + v * kLanes, c[r][v]);
     }
   }
@@ -188,24 +191,28 @@ struct Attend {
   void add_values(int64_t start, int64_t count) const {
     for (int64_t d = 0; d < dim; d += kSlab) {
       vf c[R][kVecs];
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < kVecs; v++)
           c[r][v] = load(tile.out[r] + d + v * kLanes) * splat(tile.keep[r]);
       for (int64_t i = 0; i < count; i += 16) {
         const int64_t keys = smaller<int64_t>(16, count - i), steps = keys / kDepth;
         const char *b = group(cache.values, start + i) + d * 4;
-        multiply<Step, R, kSpan / kDepth, 1, false>(&tile.weights[0][i / kDepth], b, b + 64, dim * 4,
-                                                    steps, c);
+        multiply<Step, R, 0>(&tile.weights[0][i / kDepth], sizeof(tile.weights[0]), b, b + 64, dim * 4,
+                             steps, {}, c);
         if (keys % kDepth != 0) {  // the last pair's second key is not there: its bits may be NaN
           uint32_t pair[kSlab];
           memcpy(pair, b + steps * dim * 4, sizeof(pair));
           for (uint32_t &x : pair) x &= 0xffffu;
           const char *last = reinterpret_cast<const char *>(pair);
-          multiply<Step, R, kSpan / kDepth, 1, false>(&tile.weights[0][i / kDepth + steps], last,
-                                                      last + 64, 0, 1, c);
+          multiply<Step, R, 0>(&tile.weights[0][i / kDepth + steps], sizeof(tile.weights[0]), last,
+                               last + 64, 0, 1, {}, c);
         }
       }
+#pragma GCC unroll 12
       for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < kVecs; v++) store(tile.out[r] + d + v * kLanes, c[r][v]);
     }
   }
@@ -227,7 +234,7 @@ struct Attend {
 };
 
 template <Weights W, Cache C, int R>
-void attend_item(const StackArgs &s, int64_t layer, const AttentionItem &item, int64_t tile_height) {
+void attend_item(const StackArgs &s, int64_t layer, const AttentionItem &item) {
   const mindstream::Dims &d = *s.dims;
   const int64_t dim = d.head_dim, width = (d.heads + 2 * d.kv_heads) * dim;
   QueryTile<C, R> tile;
@@ -266,33 +273,33 @@ void attend_item(const StackArgs &s, int64_t layer, const AttentionItem &item, i
     const int64_t token = item.first_token + r / item.heads, head = item.first_head + r % item.heads;
     const vf inverse = splat(1.0f / tile.all_total[r]);
     for (int64_t i = 0; i < dim; i += kLanes) store(tile.all_out[r] + i, load(tile.all_out[r] + i) * inverse);
-    put_values<W>(s.narrow, token, tile_height, d.heads * dim, head * dim, tile.all_out[r], dim);
+    put_values<W>(s.narrow, token, d.heads * dim, head * dim, tile.all_out[r], dim);
   }
 }
 
 template <Weights W, Cache C>
-void attend_rows(const StackArgs &s, int64_t layer, const AttentionItem &item, int64_t height) {
+void attend_rows(const StackArgs &s, int64_t layer, const AttentionItem &item) {
   switch (item.rows * item.heads) {
-    case 1: return attend_item<W, C, 1>(s, layer, item, height);
-    case 2: return attend_item<W, C, 2>(s, layer, item, height);
-    case 3: return attend_item<W, C, 3>(s, layer, item, height);
+    case 1: return attend_item<W, C, 1>(s, layer, item);
+    case 2: return attend_item<W, C, 2>(s, layer, item);
+    case 3: return attend_item<W, C, 3>(s, layer, item);
 #if defined(__AVX512F__) && !defined(MINDSTREAM_FEW_TILES)
-    case 4: return attend_item<W, C, 4>(s, layer, item, height);
-    case 5: return attend_item<W, C, 5>(s, layer, item, height);
-    case 6: return attend_item<W, C, 6>(s, layer, item, height);
-    case 7: return attend_item<W, C, 7>(s, layer, item, height);
-    case 8: return attend_item<W, C, 8>(s, layer, item, height);
-    case 9: return attend_item<W, C, 9>(s, layer, item, height);
-    case 10: return attend_item<W, C, 10>(s, layer, item, height);
-    case 11: return attend_item<W, C, 11>(s, layer, item, height);
-    case 12: return attend_item<W, C, 12>(s, layer, item, height);
+    case 4: return attend_item<W, C, 4>(s, layer, item);
+    case 5: return attend_item<W, C, 5>(s, layer, item);
+    case 6: return attend_item<W, C, 6>(s, layer, item);
+    case 7: return attend_item<W, C, 7>(s, layer, item);
+    case 8: return attend_item<W, C, 8>(s, layer, item);
+    case 9: return attend_item<W, C, 9>(s, layer, item);
+    case 10: return attend_item<W, C, 10>(s, layer, item);
+    case 11: return attend_item<W, C, 11>(s, layer, item);
+    case 12: return attend_item<W, C, 12>(s, layer, item);
 #endif
   }
 }
 
 // The partial results of one split row and head, merged in the order of the keys.
 template <Weights W>
-void merge_split(const StackArgs &s, int64_t token, int64_t head, int64_t height) {
+void merge_split(const StackArgs &s, int64_t token, int64_t head) {
   const int64_t dim = s.dims->head_dim, heads = s.dims->heads;
   int64_t b = 0, first = 0;
   while (token >= first + s.q_lens[b]) first += s.q_lens[b++];
@@ -305,7 +312,7 @@ void merge_split(const StackArgs &s, int64_t token, int64_t head, int64_t height
   }
   const vf inverse = splat(1.0f / total);
   for (int64_t j = 0; j < dim; j += kLanes) store(out + j, load(out + j) * inverse);
-  put_values<W>(s.narrow, token, height, heads * dim, head * dim, out, dim);
+  put_values<W>(s.narrow, token, heads * dim, head * dim, out, dim);
 }
 
 }  // namespace

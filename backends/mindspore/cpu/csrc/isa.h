@@ -57,12 +57,13 @@ struct Dims {
   Cache cache;
 };
 
-// Rows of activations in the form the matrix kernels multiply: tiles of `tile` rows,
-// [tile][step][row] with one, two or four values a step.
+// Rows of activations in the form the matrix kernels multiply, one row behind the other. A step of the
+// depth takes one, two or four values of a row.
 struct Rows {
-  void *units = nullptr;
+  char *units = nullptr;
+  int64_t stride = 0;        // bytes from a row to the next
   float *staging = nullptr;  // int8 only: [rows][depth] before quantisation
-  float *scales = nullptr;   // int8 only: [tile][group][row]
+  float *scales = nullptr;   // int8 only: [rows][group]
   int32_t *offsets = nullptr;
 };
 
@@ -101,9 +102,8 @@ struct Phases {
 
 struct Kernels {
   const char *name;
-  int tile;  // most rows a tile of Rows has
-  // Bytes of one row's units at a depth, for sizing the scratch.
-  size_t (*row_bytes)(Weights kind, int64_t depth);
+  int tile;  // most rows that a product takes at once
+  size_t (*row_bytes)(Weights kind, int64_t depth);  // Rows::stride at a depth
   Phases attention;  // of AttentionArgs, kAttentionPhases
   Phases stack;      // of StackArgs, layers * kLayerPhases + 1
   Phases head;       // of HeadArgs, kHeadPhases
@@ -112,12 +112,6 @@ struct Kernels {
 constexpr int64_t kAttentionPhases = 2, kLayerPhases = 11, kHeadPhases = 2;
 
 constexpr int64_t kChunkKeys = 512;  // keys of one partial result of the attention
-
-// Rows a tile has when there are `rows` in all: as equal as can be, at most `most`.
-inline int64_t tile_rows(int64_t rows, int64_t most) {
-  const int64_t tiles = (rows + most - 1) / most;
-  return tiles ? (rows + tiles - 1) / tiles : 1;
-}
 
 // The best the CPU has, or the one MINDSTREAM_CPU_ISA names if the CPU has it.
 const Kernels &kernels();

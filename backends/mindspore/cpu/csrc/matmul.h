@@ -6,23 +6,36 @@ namespace {
 
 using mindstream::Matrix;
 
+// A tile: some rows of a product from `first` on. It is number `turn` of the `turns` tiles that go
+// through a slab one after the other: see Ahead.
+struct Tile {
+  int64_t first, turn, turns;
+};
+
 template <Weights W, int R>
-INLINE void slab_product(const Matrix &m, const Rows &rows, int64_t tile, int64_t slab, vf (&c)[R][kVecs]) {
-  typedef typename Format<W>::Unit Unit;
+INLINE void slab_product(const Matrix &m, const Rows &rows, const Tile &tile, int64_t slab, vf (&c)[R][kVecs]) {
   const int64_t steps = step_count<W>(m.depth);
-  const Unit *a = static_cast<const Unit *>(rows.units) + tile * steps * R;
+  const char *a = rows.units + tile.first * rows.stride;
   const int64_t weight_steps = W == Weights::kInt8 ? steps / kInt8Passes : steps;
-  const char *b = static_cast<const char *>(m.data) + slab * weight_steps * kSlab * 4;
+  constexpr int64_t stride = kSlab * 4;
+  const int64_t bytes = weight_steps * stride;
+  const char *b = static_cast<const char *>(m.data) + slab * bytes;
   if constexpr (W == Weights::kInt8) {
-    const int64_t groups = group_count(m.depth), at = tile * groups * R;
-    multiply_int8<R>(a, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);
+    const int64_t groups = group_count(m.depth), at = tile.first * groups;
+    multiply_int8<R>(a, rows.stride, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);
+  } else if (tile.turns == 1) {
+    multiply<typename Format<W>::Step, R, 2>(a, rows.stride, b, b + stride / 2, stride, steps, {b + kAheadBytes, stride}, c);
+  } else if (tile.turn >= tile.turns - 2) {
+    const Ahead ahead = {b + bytes + (tile.turns - 1 - tile.turn) * bytes / 2, stride / 2};
+    multiply<typename Format<W>::Step, R, 1>(a, rows.stride, b, b + stride / 2, stride, steps, ahead, c);
   } else {
-    multiply<typename Format<W>::Step, R, 1, R, true>(a, b, b + kSlab * 2, kSlab * 4, steps, c);
+    multiply<typename Format<W>::Step, R, 0>(a, rows.stride, b, b + stride / 2, stride, steps, {}, c);
   }
 }
 
-// The work of a product is parts of the rows times slabs, the slabs of a part one after the other,
-// cut into items that get smaller: long runs of memory are read faster than single slabs, and the
+// The rows of a product are cut into tiles, as equal as can be, and these into parts. Its work is one
+// part after the other, in a part one slab after the other, and in a slab one tile after the other. It
+// is cut into items that get smaller: long runs of memory are read faster than single slabs, and the
 // small items at the end let all threads finish together.
 struct Run {
   int64_t begin, end;
@@ -46,16 +59,16 @@ inline Run nth_run(int64_t total, int64_t threads, int64_t n) {
 
 constexpr int64_t kPartTiles = 10;  // their activations stay in the second-level cache
 
-// Into how many parts the rows' tiles are cut: also more where there are few slabs for the threads.
-inline int64_t tile_parts(const Matrix &m, int64_t tiles, int64_t threads) {
-  const int64_t cached = (tiles + kPartTiles - 1) / kPartTiles;
-  const int64_t enough = (8 * threads + m.slabs() - 1) / m.slabs();
-  return smaller<int64_t>(cached > enough ? cached : enough, tiles);
+inline int64_t tile_count(int64_t rows) { return (rows + kTile - 1) / kTile; }
+
+// Of the largest tile.
+inline int64_t tile_rows(int64_t rows) {
+  const int64_t tiles = tile_count(rows);
+  return tiles ? (rows + tiles - 1) / tiles : 1;
 }
 
-inline int64_t matmul_items(const Matrix &m, int64_t count, int64_t threads) {
-  const int64_t tile = tile_rows(count, kTile);
-  return run_count(m.slabs() * tile_parts(m, (count + tile - 1) / tile, threads), threads);
+inline int64_t matmul_items(const Matrix &m, int64_t rows, int64_t threads) {
+  return run_count(m.slabs() * tile_count(rows), threads);
 }
 
 // A product's one item among all: see matmul_items.
@@ -66,28 +79,36 @@ struct Piece {
 // One tile of rows times one slab. A function of its own: inlined into the loops around it, GCC keeps
 // the sums in memory.
 template <Weights W, int R, class Out>
-__attribute__((noinline)) void tile_product(const Matrix &m, const Rows &rows, int64_t tile,
-                                            int64_t slab, int64_t count, const Out &out) {
-  vf c[R][kVecs] = {};
+__attribute__((noinline)) void tile_product(const Matrix &m, const Rows &rows, Tile tile, int64_t slab, const Out &out) {
+  vf c[R][kVecs], sums[R][kVecs];
+  clear(c);
   slab_product<W, R>(m, rows, tile, slab, c);
-  for (int r = 0; r < R && tile * R + r < count; r++) out(tile * R + r, slab, c[r]);
+  copy(c, sums);
+  for (int r = 0; r < R; r++) out(tile.first + r, slab, sums[r]);
 }
 
-// Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows.
+// Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows. The tiles have R
+// rows or one less.
 template <Weights W, int R, class Out>
 void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
-  const int64_t tiles = (piece.rows + R - 1) / R, parts = tile_parts(m, tiles, piece.threads);
-  const Run run = nth_run(m.slabs() * parts, piece.threads, piece.item);
-  for (int64_t i = run.begin; i < run.end; i++) {
-    const int64_t part = i / m.slabs(), slab = i % m.slabs();
-    for (int64_t t = tiles * part / parts; t < tiles * (part + 1) / parts; t++)
-      tile_product<W, R>(m, rows, t, slab, piece.rows, out);
+  const int64_t tiles = tile_count(piece.rows), parts = (tiles + kPartTiles - 1) / kPartTiles;
+  const int64_t most = (tiles + parts - 1) / parts, part_units = m.slabs() * most;
+  const Run run = nth_run(m.slabs() * tiles, piece.threads, piece.item);
+  for (int64_t unit = run.begin; unit < run.end; unit++) {
+    const int64_t first = unit / part_units * most, turns = smaller(most, tiles - first);
+    const int64_t slab = unit % part_units / turns, turn = unit % part_units % turns;
+    const int64_t begin = piece.rows * (first + turn) / tiles, end = piece.rows * (first + turn + 1) / tiles;
+    const Tile tile = {begin, turn, turns};
+    if (R == 1 || end - begin == R)
+      tile_product<W, R>(m, rows, tile, slab, out);
+    else
+      tile_product<W, R - (R > 1)>(m, rows, tile, slab, out);
   }
 }
 
 template <Weights W, class Out>
 void matmul(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
-  switch (tile_rows(piece.rows, kTile)) {
+  switch (tile_rows(piece.rows)) {
     case 1: return matmul_tiles<W, 1>(m, rows, piece, out);
     case 2: return matmul_tiles<W, 2>(m, rows, piece, out);
     case 3: return matmul_tiles<W, 3>(m, rows, piece, out);
@@ -111,11 +132,12 @@ struct StoreOut {
   int64_t columns;
   const float *bias;
   void operator()(int64_t row, int64_t slab, const vf (&c)[kVecs]) const {
-    float *to = out + row * columns + slab * kSlab;
-    float part[kSlab];
+    float part[kSlab], *to = out + row * columns + slab * kSlab;
+    const int64_t left = columns - slab * kSlab;
+    float *whole = left < kSlab ? part : to;
     for (int v = 0; v < kVecs; v++)
-      store(part + v * kLanes, bias ? c[v] + load(bias + slab * kSlab + v * kLanes) : c[v]);
-    memcpy(to, part, smaller<int64_t>(kSlab, columns - slab * kSlab) * sizeof(float));
+      store(whole + v * kLanes, bias ? c[v] + load(bias + slab * kSlab + v * kLanes) : c[v]);
+    if (left < kSlab) memcpy(to, part, left * sizeof(float));
   }
 };
 
@@ -133,7 +155,7 @@ struct AddOut {
 template <Weights W>
 struct SwigluOut {
   Rows rows;
-  int64_t tile, depth;
+  int64_t depth;
   void operator()(int64_t row, int64_t slab, const vf (&c)[kVecs]) const {
     constexpr int half = kVecs / 2 ? kVecs / 2 : 1;
     float x[kSlab / 2];
@@ -141,7 +163,7 @@ struct SwigluOut {
       const vf gate = c[v], up = c[v + half];
       store(x + v * kLanes, gate / (splat(1.0f) + exp(-gate)) * up);
     }
-    put_values<W>(rows, row, tile, depth, slab * kSlab / 2, x, kSlab / 2);
+    put_values<W>(rows, row, depth, slab * kSlab / 2, x, kSlab / 2);
   }
 };
 

@@ -137,15 +137,15 @@ void Model::embed(const int32_t *ids, int64_t count, float *out) const {
 }
 
 void Model::reserve_rows(Rows &rows, Memory *memory, int64_t count, int64_t depth) const {
-  const Kernels &k = kernels();
-  const size_t padded = static_cast<size_t>((count + k.tile) / k.tile * k.tile + k.tile);
+  const size_t n = static_cast<size_t>(count);
   const size_t groups = static_cast<size_t>((depth + kGroup - 1) / kGroup);
-  memory[0].reserve(padded * k.row_bytes(dims_.weights, depth));
-  rows.units = memory[0].as<void>();
+  rows.stride = static_cast<int64_t>(kernels().row_bytes(dims_.weights, depth));
+  memory[0].reserve(n * static_cast<size_t>(rows.stride));
+  rows.units = memory[0].as<char>();
   if (dims_.weights != Weights::kInt8) return;
-  memory[1].reserve(padded * static_cast<size_t>(depth) * sizeof(float));
-  memory[2].reserve(padded * groups * sizeof(float));
-  memory[3].reserve(padded * groups * sizeof(int32_t));
+  memory[1].reserve(n * static_cast<size_t>(depth) * sizeof(float));
+  memory[2].reserve(n * groups * sizeof(float));
+  memory[3].reserve(n * groups * sizeof(int32_t));
   rows.staging = memory[1].as<float>();
   rows.scales = memory[2].as<float>();
   rows.offsets = memory[3].as<int32_t>();

@@ -9,7 +9,6 @@ namespace {
 
 using mindstream::Rows;
 using mindstream::Weights;
-using mindstream::tile_rows;
 
 constexpr int64_t kMaxDepth = 32768;  // of a product whose rows are normalised or quantised here
 
@@ -44,29 +43,14 @@ inline void make_units(const float *x, float *units, int64_t n) { memcpy(units, 
 inline void make_units(const float *x, Bf16Pair *units, int64_t n) { memcpy(units, x, n * sizeof(float)); }
 inline void make_units(const float *x, uint32_t *units, int64_t n) { to_bf16_pairs(x, units, n); }
 
-// Values [first, first + n) of a row; n and first are multiples of 16, and of 32 for a whole row.
+// Values [first, first + n) of a row; n and first are multiples of 16.
 template <Weights W>
-inline void put_values(const Rows &rows, int64_t row, int64_t tile, int64_t depth, int64_t first,
-                       const float *x, int64_t n) {
+inline void put_values(const Rows &rows, int64_t row, int64_t depth, int64_t first, const float *x, int64_t n) {
   if constexpr (W == Weights::kInt8) {
     memcpy(rows.staging + row * depth + first, x, n * sizeof(float));
   } else {
     typedef typename Format<W>::Unit Unit;
-    constexpr int d = Format<W>::kDepth;
-    const int64_t steps = step_count<W>(depth);
-    Unit *to = static_cast<Unit *>(rows.units) + (row / tile * steps + first / d) * tile + row % tile;
-    Unit part[64 / d];
-    for (int64_t i = 0; i < n; i += 64) {
-      const int64_t count = smaller<int64_t>(64, n - i);
-      if (count % 32 != 0) {
-        float padded[64] = {};
-        memcpy(padded, x + i, count * sizeof(float));
-        make_units(padded, part, (count + 31) / 32 * 32);
-      } else {
-        make_units(x + i, part, count);
-      }
-      for (int64_t s = 0; s < count / d; s++, to += tile) *to = part[s];
-    }
+    make_units(x, reinterpret_cast<Unit *>(rows.units + row * rows.stride) + first / Format<W>::kDepth, n);
   }
 }
 
@@ -90,37 +74,33 @@ inline void quantize_group(const float *x, float *scale, int32_t *offset, uint32
 #endif
 
 // One row for int8 weights, with one scale a group. `x` has room for whole groups: padded here.
-inline void quantize_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, float *x) {
+inline void quantize_row(const Rows &rows, int64_t row, int64_t depth, float *x) {
   constexpr int64_t steps = kGroup / 4;
-  const int64_t groups = group_count(depth), at = row / tile * groups * tile + row % tile;
-  Int8Unit *to = static_cast<Int8Unit *>(rows.units) + row / tile * step_count<Weights::kInt8>(depth) * tile + row % tile;
+  const int64_t groups = group_count(depth);
+  Int8Unit *to = reinterpret_cast<Int8Unit *>(rows.units + row * rows.stride);
   for (int64_t i = depth; i < groups * kGroup; i++) x[i] = 0;
-  for (int64_t g = 0; g < groups; g++, x += kGroup) {
 #if defined(__AVX512VNNI__)
-    uint32_t words[2][steps];
-    quantize_group(x, rows.scales + at + g * tile, rows.offsets + at + g * tile, words[0], words[1]);
-    for (int64_t s = 0; s < 2 * steps; s++, to += tile) *to = words[s / steps][s % steps];
+  for (int64_t g = row * groups; g < (row + 1) * groups; g++, x += kGroup, to += 2 * steps)
+    quantize_group(x, rows.scales + g, rows.offsets + g, to, to + steps);
 #else
-    (void)at;
-    for (int64_t s = 0; s < steps; s++, to += tile) memcpy(to->x, x + 4 * s, sizeof(to->x));
+  memcpy(to, x, groups * steps * sizeof(Int8Unit));
 #endif
-  }
 }
 
 template <Weights W>
-inline void put_row(const Rows &rows, int64_t row, int64_t tile, int64_t depth, float *x) {
+inline void put_row(const Rows &rows, int64_t row, int64_t depth, float *x) {
   if constexpr (W == Weights::kInt8)
-    quantize_row(rows, row, tile, depth, x);
+    quantize_row(rows, row, depth, x);
   else
-    put_values<W>(rows, row, tile, depth, 0, x, depth);
+    put_values<W>(rows, row, depth, 0, x, depth);
 }
 
 // Rows [begin, end) that put_values left in staging become units; for int8 alone.
-inline void quantize_staged(const Rows &rows, int64_t begin, int64_t end, int64_t tile, int64_t depth) {
+inline void quantize_staged(const Rows &rows, int64_t begin, int64_t end, int64_t depth) {
   float x[kMaxDepth + kGroup];
   for (int64_t row = begin; row < end; row++) {
     memcpy(x, rows.staging + row * depth, depth * sizeof(float));
-    quantize_row(rows, row, tile, depth, x);
+    quantize_row(rows, row, depth, x);
   }
 }
 
@@ -134,17 +114,19 @@ inline void rms_norm(const float *x, const float *weight, float *y, int64_t n, f
 
 template <Weights W>
 inline void norm_rows(const float *hidden, const float *weight, const Rows &rows, int64_t begin,
-                      int64_t end, int64_t tile, int64_t depth, float eps) {
+                      int64_t end, int64_t depth, float eps) {
   float x[kMaxDepth + kGroup];
   for (int64_t row = begin; row < end; row++) {
     rms_norm(hidden + row * depth, weight, x, depth, eps);
-    put_row<W>(rows, row, tile, depth, x);
+    put_row<W>(rows, row, depth, x);
   }
 }
 
+// Whole cache lines, so that threads with neighbouring rows do not share one, and an odd number of
+// them: rows a power of two apart would all want the same few places of the first-level cache.
 template <Weights W>
 size_t unit_bytes(int64_t depth) {
-  return step_count<W>(depth) * sizeof(typename Format<W>::Unit);
+  return ((step_count<W>(depth) * sizeof(typename Format<W>::Unit) + 63) / 64 | 1) * 64;
 }
 
 size_t row_bytes(Weights kind, int64_t depth) {

@@ -46,20 +46,20 @@ template <Weights W, Cache C>
 void run_stage(const StackArgs &s, int64_t index, int64_t stage, int64_t item) {
   const Dims &d = *s.dims;
   const Layer &layer = s.layers[index];
-  const int64_t n = s.tokens, tile = tile_rows(n, kTile), attended = d.heads * d.head_dim;
+  const int64_t n = s.tokens, attended = d.heads * d.head_dim;
   const int64_t begin = item * kItemRows, end = smaller(n, begin + kItemRows);
   const Piece piece = {n, s.threads, item};
   switch (stage) {
-    case kInputNorm: return norm_rows<W>(s.hidden, layer.input_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
+    case kInputNorm: return norm_rows<W>(s.hidden, layer.input_norm, s.narrow, begin, end, d.hidden, d.eps);
     case kQkv: return matmul<W>(layer.qkv, s.narrow, piece, StoreOut{s.qkv, layer.qkv.columns, layer.qkv_bias});
     case kRotate: return rotate_and_store<C>(s, index, begin, end);
-    case kAttend: return attend_rows<W, C>(s, index, s.items[item], tile);
-    case kMerge: return merge_split<W>(s, item / d.heads, item % d.heads, tile);
-    case kQuantizeAttended: return quantize_staged(s.narrow, begin, end, tile, attended);
+    case kAttend: return attend_rows<W, C>(s, index, s.items[item]);
+    case kMerge: return merge_split<W>(s, item / d.heads, item % d.heads);
+    case kQuantizeAttended: return quantize_staged(s.narrow, begin, end, attended);
     case kOut: return matmul<W>(layer.out, s.narrow, piece, AddOut{s.hidden, d.hidden});
-    case kPostNorm: return norm_rows<W>(s.hidden, layer.post_norm, s.narrow, begin, end, tile, d.hidden, d.eps);
-    case kGateUp: return matmul<W>(layer.gate_up, s.narrow, piece, SwigluOut<W>{s.wide, tile, d.intermediate});
-    case kQuantizeWide: return quantize_staged(s.wide, begin, end, tile, d.intermediate);
+    case kPostNorm: return norm_rows<W>(s.hidden, layer.post_norm, s.narrow, begin, end, d.hidden, d.eps);
+    case kGateUp: return matmul<W>(layer.gate_up, s.narrow, piece, SwigluOut<W>{s.wide, d.intermediate});
+    case kQuantizeWide: return quantize_staged(s.wide, begin, end, d.intermediate);
     case kDown: return matmul<W>(layer.down, s.wide, piece, AddOut{s.hidden, d.hidden});
   }
 }
@@ -96,12 +96,12 @@ int64_t head_items(const void *context, int64_t phase) {
 
 template <Weights W>
 void run_head(const HeadArgs &h, int64_t phase, int64_t item) {
-  const int64_t tile = tile_rows(h.count, kTile), hidden = h.head->depth, begin = item * kItemRows;
+  const int64_t hidden = h.head->depth, begin = item * kItemRows;
   if (phase == 1) return matmul<W>(*h.head, h.acts, Piece{h.count, h.threads, item}, StoreOut{h.logits, h.head->columns, nullptr});
   float x[kMaxDepth + kGroup];
   for (int64_t i = begin; i < smaller(h.count, begin + kItemRows); i++) {
     memcpy(x, h.hidden + i * hidden, hidden * sizeof(float));
-    put_row<W>(h.acts, i, tile, hidden, x);
+    put_row<W>(h.acts, i, hidden, x);
   }
 }
 

@@ -28,7 +28,16 @@ inline const char *column(const char *b0, const char *b1, int v) {
 }
 
 // Into the second-level cache: the first level's few open misses are left to the loads themselves.
-inline void prefetch(const char *weights) { __builtin_prefetch(weights + 4096, 0, 2); }
+inline void prefetch(const char *weights) { __builtin_prefetch(weights, 0, 2); }
+
+// Weights are read from memory once, and the hardware alone starts too late at each slab. One tile of
+// rows asks for what it will read itself a little later. Several tiles share the work: while they
+// compute a slab, each asks for its part of the next one, so that memory never waits for arithmetic.
+struct Ahead {
+  const char *at;
+  int64_t stride;  // bytes a step; 0: nothing is asked for
+};
+constexpr int64_t kAheadBytes = 4096;
 
 // What one step of the depth is for each pair of formats. Unit: a row's activations of a step.
 // b0, b1: the weights of a step in two halves of 16 columns.
@@ -89,19 +98,58 @@ typedef Bf16Dot Bf16Step;
 typedef Bf16Expand Bf16Step;
 #endif
 
-// c += rows of activations times two halves of 16 columns, over `steps` steps of the depth. The
-// activation of row r at step s is a[r * RowStride + s * StepStride]; a step's columns are `stride`
-// bytes behind the last step's.
-template <class Step, int R, int RowStride, int StepStride, bool Prefetch>
-INLINE void multiply(const typename Step::Unit *a, const char *b0, const char *b1, int64_t stride,
-                     int64_t steps, vf (&c)[R][kVecs]) {
-  for (int64_t s = 0; s < steps; s++) {
-    if (Prefetch) {  // a weight is read once: the hardware alone starts too late at each slab
-      prefetch(b0);
-      prefetch(b1);
+// Unrolled, as every loop over the sums: a loop that is left makes GCC keep them in memory.
+template <int R>
+INLINE void clear(vf (&c)[R][kVecs]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; v++) c[r][v] = vf{};
+}
+
+template <int R>
+INLINE void copy(const vf (&from)[R][kVecs], vf (&to)[R][kVecs]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; v++) to[r][v] = from[r][v];
+}
+
+// R rows that lie `stride` bytes apart, as addresses a processor computes while it loads.
+template <class Unit, int R>
+struct RowPointers {
+  static constexpr int kBases = (R + 2) / 3;
+  const char *bases[kBases];
+  int64_t stride;
+
+  INLINE RowPointers(const void *first, int64_t stride) : stride(stride) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kBases; i++) bases[i] = static_cast<const char *>(first) + 3 * i * stride;
+  }
+  INLINE const Unit *operator()(int r) const {
+    return reinterpret_cast<const Unit *>(bases[r / 3] + r % 3 * stride);
+  }
+  INLINE void advance(int64_t units) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kBases; i++) {
+      bases[i] += units * static_cast<int64_t>(sizeof(Unit));
+      asm("" : "+r"(bases[i]));  // else GCC keeps a pointer a row, more than there are registers
     }
-    Step::run(b0, b1, [a](int r) { return a + r * RowStride; }, c);
-    a += StepStride;
+  }
+};
+
+// c += rows of activations, `row` bytes apart, times two halves of 16 columns, over `steps` steps of
+// the depth. A step's columns are `stride` bytes behind the last step's.
+template <class Step, int R, int Prefetches>
+INLINE void multiply(const void *a, int64_t row, const char *b0, const char *b1, int64_t stride,
+                     int64_t steps, Ahead ahead, vf (&c)[R][kVecs]) {
+  RowPointers<typename Step::Unit, R> at(a, row);
+  for (int64_t s = 0; s < steps; s++) {
+    if (Prefetches > 0) prefetch(ahead.at);
+    if (Prefetches > 1) prefetch(ahead.at + 64);
+    ahead.at += ahead.stride;
+    Step::run(b0, b1, at, c);
+    at.advance(1);
     b0 += stride;
     b1 += stride;
   }
@@ -110,67 +158,70 @@ INLINE void multiply(const typename Step::Unit *a, const char *b0, const char *b
 // The same for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
 #if defined(__AVX512VNNI__)
 // Activations have 16 bits, as two signed bytes each: eight bits would cost more than the rounded
-// weights do. Many rows go through a group twice, with the high bytes and with the low ones, so that
-// one set of registers does for the sums of both. Integer sums are exact: the order is free.
+// weights do. A row is [group][high bytes, low bytes][16 words of four]. Many rows go through a group
+// twice, with the high bytes and with the low ones, so that one set of registers does for the sums of
+// both. Integer sums are exact: the order is free.
 typedef uint32_t Int8Unit;  // four signed bytes
 constexpr int kInt8Passes = 2;
 
-// sums += weights times bytes, for `Planes` planes of bytes that are `plane` units apart.
+// sums += weights times bytes, for `Planes` planes of bytes.
 template <int R, int Planes, bool Prefetch>
-INLINE void add_bytes(const Int8Unit *a, int64_t plane, const char *b, vi (&sums)[Planes][R][2]) {
-  for (int s = 0; s < kGroup / 4; s++, a += R, b += 128) {
+INLINE void add_bytes(RowPointers<Int8Unit, R> at, const char *b, vi (&sums)[Planes][R][2]) {
+  for (int s = 0; s < kGroup / 4; s++, at.advance(1), b += 128) {
     if (Prefetch) {
-      prefetch(b);
-      prefetch(b + 64);
+      prefetch(b + kAheadBytes);
+      prefetch(b + kAheadBytes + 64);
     }
     const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 2
     for (int p = 0; p < Planes; p++)
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
-        const __m512i x = _mm512_set1_epi32((int)a[p * plane + r]);
+        const __m512i x = _mm512_set1_epi32((int)at(r)[p * kGroup / 4]);
         sums[p][r][0] = (vi)_mm512_dpbusd_epi32((__m512i)sums[p][r][0], w0, x);
         sums[p][r][1] = (vi)_mm512_dpbusd_epi32((__m512i)sums[p][r][1], w1, x);
       }
   }
 }
 
-// The sums of one group: high bytes times 256, and low bytes.
+// The sums of one group: high bytes times 256, and low bytes. offsets: of row r at [r * groups].
 template <int R>
-INLINE void sum_group(const Int8Unit *a, const int32_t *offsets, const char *b, vi (&out)[1][R][2]) {
-  constexpr int64_t plane = kGroup / 4 * R;
+INLINE void sum_group(RowPointers<Int8Unit, R> at, const int32_t *offsets, int64_t groups,
+                      const char *b, vi (&out)[1][R][2]) {
   if constexpr (R <= 5) {
     vi sums[2][R][2] = {};
-    add_bytes<R, 2, true>(a, plane, b, sums);
+    add_bytes<R, 2, true>(at, b, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++)
-        out[0][r][v] = (sums[0][r][v] << 8) + sums[1][r][v] + offsets[r];
+        out[0][r][v] = (sums[0][r][v] << 8) + sums[1][r][v] + offsets[r * groups];
   } else {
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) out[0][r][0] = out[0][r][1] = vi{};
-    add_bytes<R, 1, true>(a, plane, b, out);
+    add_bytes<R, 1, true>(at, b, out);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
       for (int v = 0; v < 2; v++)
-        out[0][r][v] = (out[0][r][v] << 8) + offsets[r];
-    add_bytes<R, 1, false>(a + plane, plane, b, out);
+        out[0][r][v] = (out[0][r][v] << 8) + offsets[r * groups];
+    at.advance(kGroup / 4);
+    add_bytes<R, 1, false>(at, b, out);
   }
 }
 
 template <int R>
-INLINE void multiply_int8(const Int8Unit *a, const float *row_scales, const int32_t *offsets,
+INLINE void multiply_int8(const char *a, int64_t row, const float *row_scales, const int32_t *offsets,
                           const char *b, const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
   constexpr int steps = kGroup / 4;
-  for (int64_t g = 0; g < groups; g++, a += kInt8Passes * steps * R, b += steps * 128) {
+  RowPointers<Int8Unit, R> at(a, row);
+  for (int64_t g = 0; g < groups; g++, at.advance(kInt8Passes * steps), b += steps * 128) {
     vi sums[1][R][2];
-    sum_group<R>(a, offsets + g * R, b, sums);
+    sum_group<R>(at, offsets + g, groups, b, sums);
     const vf s0 = load(scales + g * kSlab), s1 = load(scales + g * kSlab + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const vf x = splat(row_scales[g * R + r]);
+      const vf x = splat(row_scales[r * groups + g]);
       c[r][0] = fma(__builtin_convertvector(sums[0][r][0], vf), s0 * x, c[r][0]);
       c[r][1] = fma(__builtin_convertvector(sums[0][r][1], vf), s1 * x, c[r][1]);
     }
@@ -183,11 +234,12 @@ struct Int8Unit {
 constexpr int kInt8Passes = 1;
 
 template <int R>
-INLINE void multiply_int8(const Int8Unit *a, const float *, const int32_t *, const char *b,
+INLINE void multiply_int8(const char *a, int64_t row, const float *, const int32_t *, const char *b,
                           const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
+  RowPointers<Int8Unit, R> at(a, row);
   for (int64_t g = 0; g < groups; g++) {
     vf sums[R][kVecs] = {};
-    for (int s = 0; s < kGroup / 4; s++, a += R, b += 128)
+    for (int s = 0; s < kGroup / 4; s++, at.advance(1), b += 128)
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; v++) {
         const vu quad = (vu)load_words(b + v * kLanes * 4);
@@ -196,7 +248,7 @@ INLINE void multiply_int8(const Int8Unit *a, const float *, const int32_t *, con
           const vi value = (vi)(quad >> (8 * i) & (vu{} + 255u)) - 128;
           const vf w = __builtin_convertvector(value, vf);
 #pragma GCC unroll 12
-          for (int r = 0; r < R; r++) sums[r][v] = fma(splat(a[r].x[i]), w, sums[r][v]);
+          for (int r = 0; r < R; r++) sums[r][v] = fma(splat(at(r)->x[i]), w, sums[r][v]);
         }
       }
 #pragma GCC unroll 12

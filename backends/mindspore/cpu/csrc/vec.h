@@ -112,12 +112,16 @@ inline float from_bf16(uint32_t half) {
   return x;
 }
 
-// pairs[i] = bf16 of x[2i] below bf16 of x[2i + 1]; n is a multiple of 32.
+// pairs[i] = bf16 of x[2i] below bf16 of x[2i + 1]; n is a multiple of 16.
 inline void to_bf16_pairs(const float *x, uint32_t *pairs, int64_t n) {
 #if defined(__AVX512BF16__)
-  for (int64_t i = 0; i < n; i += 32)
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32)
     _mm512_storeu_si512(pairs + i / 2, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16),
                                                                     _mm512_loadu_ps(x + i)));
+  if (i < n)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(pairs + i / 2),
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i)));
 #else
   for (int64_t i = 0; i < n; i += 2) pairs[i / 2] = to_bf16(x[i]) | to_bf16(x[i + 1]) << 16;
 #endif
