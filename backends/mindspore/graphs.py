@@ -27,16 +27,11 @@ class Graphs:
 
         self._ms = ms
         self._plan = plan
-        self._model = model
         self._compute_dtype = model.compute_dtype
-        # The head runs as a graph of its own, on the rows whose logits are wanted.
-        model.model.return_hidden_states = True
-        model.set_dynamic_inputs()
-        self._head = _head(model.model.output_layer, plan.hidden, self._compute_dtype)
+        self._step = _step_cell(model)
         self._keys = self._cache(cache_shapes)
         self._values = self._cache(cache_shapes)
         self._masks = _Masks(ms, self._compute_dtype)
-        self._phase = ""
 
     def warm_up(self) -> None:
         """Compiles what will be needed, or reads it from the graph cache. Writes to block 0."""
@@ -51,7 +46,10 @@ class Graphs:
         ms = self._ms
         prefill = self._plan.device == "Ascend" and not batch.context_lens.any()
         self._enter("prefill" if prefill else "increment")
-        hidden = self._model(
+        wanted = batch.logits_rows.size
+        # No operator has to take an empty tensor: a step that wants no logits computes one row's.
+        rows = batch.logits_rows if wanted else np.zeros(1, np.int32)
+        logits = self._step(
             ms.Tensor(batch.token_ids),
             None,
             ms.Tensor(batch.positions),
@@ -64,17 +62,15 @@ class Graphs:
             *(None,) * 5,
             self._keys,
             self._values,
+            ms.Tensor(rows),
         )
-        if not batch.logits_rows.size:
-            ms.runtime.synchronize()
-            return np.empty((0, self._plan.vocab), np.float32)
-        logits = self._head(hidden, ms.Tensor(batch.logits_rows))
-        return np.asarray(logits.asnumpy(), np.float32).reshape(batch.logits_rows.size, -1)
+        return np.asarray(logits.asnumpy(), np.float32).reshape(len(rows), -1)[:wanted]
 
     def _enter(self, phase: str) -> None:
-        if phase != self._phase:
-            self._model.add_flags_custom_mcore(phase == "prefill")
-            self._model.phase = self._phase = phase
+        # MindSpore calls a cell whose phase has one of these two names by a shorter way.
+        if phase != self._step.phase:
+            self._step.model.add_flags_custom_mcore(phase == "prefill")
+            self._step.model.phase = self._step.phase = phase
 
     def _cache(self, shapes: Sequence[tuple[int, ...]]) -> Any:
         """One tensor a layer, or one for all: as the kernels lay it out."""
@@ -87,27 +83,32 @@ class Graphs:
         return ms.mutable(layers)
 
 
-def _head(output_layer: Any, hidden: int, dtype: Any) -> Any:
-    """hidden states [T, hidden], rows [R] -> logits [R, vocab] in float32."""
+def _step_cell(model: Any) -> Any:
+    """The model and its head as one graph: the model's inputs, then rows [R] -> logits [R, vocab].
+
+    MindFormers' model computes the logits of every row or of each sequence's last; a chunk of a
+    prompt wants none. Two graphs would cost MindSpore's way into a graph twice a step.
+    """
     import mindspore as ms
     from mindspore import nn, ops
 
-    class Head(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+    class Step(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         def __init__(self) -> None:
             super().__init__()
-            self.output_layer = output_layer
+            self.model = model
+            self.head = model.model.output_layer
             self.gather = ops.Gather()
             self.cast = ops.Cast()
 
-        def construct(self, hidden_states: Any, rows: Any) -> Any:
-            chosen = self.gather(hidden_states, rows, 0)
-            return self.cast(self.output_layer(chosen), ms.float32)
+        def construct(self, *inputs: Any) -> Any:
+            hidden = self.model(*inputs[:-1])
+            return self.cast(self.head(self.gather(hidden, inputs[-1], 0)), ms.float32)
 
-    head = Head()
-    head.set_inputs(
-        ms.Tensor(shape=[None, hidden], dtype=dtype), ms.Tensor(shape=[None], dtype=ms.int32)
-    )
-    return head
+    model.model.return_hidden_states = True
+    model.set_dynamic_inputs()
+    step = Step()
+    step.set_inputs(*model.get_inputs(), ms.Tensor(shape=[None], dtype=ms.int32))
+    return step
 
 
 class _Masks:

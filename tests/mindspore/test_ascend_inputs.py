@@ -36,6 +36,8 @@ class Recorder:
         self.model = SimpleNamespace(return_hidden_states=False, output_layer=ms.nn.Dense(4, 8))
     def set_dynamic_inputs(self):
         self.dynamic = True
+    def get_inputs(self):
+        return (None,) * 16
     def add_flags_custom_mcore(self, is_prefill):
         self.is_prefill = is_prefill
     def __call__(self, *inputs):

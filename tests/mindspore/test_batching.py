@@ -104,7 +104,7 @@ def test_rows_are_chosen_and_none_is_allowed(small: Any, prompts: list[list[int]
 def test_no_shape_is_compiled_again(small: Any) -> None:
     """Numbers of sequences, new tokens, blocks and wanted rows, as they come in service."""
     before = small.compiled()
-    assert before >= 2  # the model and its head
+    assert before >= 1
     for sequences in (1, 2, 3, 5, 8):
         for new in (1, 2, 7):
             used = [blocks_of(i)[: 1 + (3 * i + new) // 4] for i in range(sequences)]
