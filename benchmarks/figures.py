@@ -11,24 +11,31 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. `detail` holds the numbers it was computed from."""
+    """One measured value. `detail` holds the numbers it was computed from.
+
+    Without a target it stands for itself.
+    """
 
     name: str
     value: float
     unit: str
-    target: float
+    target: float | None
     at_least: bool  # else at most
     detail: dict[str, object] = field(default_factory=dict)
 
     @property
-    def met(self) -> bool:
-        """Whether the target is reached."""
+    def met(self) -> bool | None:
+        """Whether the target is reached; None without one."""
+        if self.target is None:
+            return None
         return self.value >= self.target if self.at_least else self.value <= self.target
 
     def row(self) -> tuple[str, str, str, str]:
         """Cells of a table."""
-        bound = ("at least " if self.at_least else "at most ") + f"{self.target:g} {self.unit}"
         value = f"{self.value:.3g}" if self.value < 1000 else f"{self.value:.0f}"
+        if self.target is None:
+            return self.name, f"{value} {self.unit}", "", ""
+        bound = ("at least " if self.at_least else "at most ") + f"{self.target:g} {self.unit}"
         return self.name, f"{value} {self.unit}", bound, "yes" if self.met else "NO"
 
 

@@ -1,10 +1,11 @@
-"""Scenarios over a real model: batching, cost of the endpoint, interference, prefix cache."""
+"""Scenarios over a real model: start, batching, the endpoint's cost, interference, prefix cache."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import prompts
 from figures import Figure
 from load_client import Outcome, Target, closed_loop, connect
 from report import level, percentile, problem
+from server_process import serve
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -42,6 +44,36 @@ def checked(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(outcomes)} requests failed: {failed[0]}")
     return outcomes
+
+
+def second_start(deployment: str, overrides: Sequence[str], rounds: int) -> list[Figure]:
+    """Seconds of a start that finds its compiled graphs on disk: the first one has put them there.
+
+    The engine's parts are from its own log line; a backend that does not say them has none.
+    """
+    with serve(deployment, overrides):
+        pass
+    ready: list[float] = []
+    parts: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with serve(deployment, overrides) as server:
+            ready.append(round(server.seconds, 2))
+            for part, seconds in load_parts(server.log).items():
+                parts.setdefault(part, []).append(seconds)
+    detail: dict[str, object] = {"until ready s": ready}
+    figures = [Figure("second start: until ready", median(ready), "s", None, False, detail)]
+    for part, found in parts.items():
+        target = None if part == "imports" else 6.0
+        name = f"second start: {part}"
+        figures.append(Figure(name, median(found), "s", target, False, {f"{part} s": found}))
+    return figures
+
+
+def load_parts(log: str) -> dict[str, float]:
+    """Seconds by part, of the line `loaded: imports 5.10 s, weights and graph 2.00 s`."""
+    line = re.search(r"loaded: (.*)$", log, re.MULTILINE)
+    parts = re.findall(r"([a-z][a-z ]*) ([\d.]+) s", line[1] if line else "")
+    return {name: float(seconds) for name, seconds in parts}
 
 
 async def batching(target: Target, rounds: int) -> list[Figure]:

@@ -27,6 +27,7 @@ from server_process import peak_bytes, serve
 from mindstream.plugin.model_config import load_deployment
 from mindstream.plugin.tokenizer import open_tokenizer
 
+START = "start"
 MODEL_SCENARIOS = ("batching", "endpoint", "interference", "prefix")
 FRONT_SCENARIOS = ("front", "memory", "scheduler")
 
@@ -56,8 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[Figure]]]]:
-    chosen = options.only or (*MODEL_SCENARIOS, *FRONT_SCENARIOS)
+    chosen = options.only or (START, *MODEL_SCENARIOS, *FRONT_SCENARIOS)
     rounds = options.rounds
+    if START in chosen:
+        yield START, lambda: model.second_start(options.model, options.set, rounds)
     on_model = [name for name in MODEL_SCENARIOS if name in chosen]
     if on_model:
         yield ", ".join(on_model), lambda: _model_figures(options, on_model)
@@ -116,9 +119,9 @@ def _allow_many_sockets() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = (*MODEL_SCENARIOS, *FRONT_SCENARIOS)
+    names = (START, *MODEL_SCENARIOS, *FRONT_SCENARIOS)
     parser.add_argument("--only", nargs="+", choices=names, help="these alone")
-    parser.add_argument("--model", default="smollm2-135m", help="deployment of the first four")
+    parser.add_argument("--model", default="smollm2-135m", help="deployment of the first five")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for that deployment")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions of each measurement")
     parser.add_argument("--json", metavar="FILE", help="write figures and machine there")

@@ -27,6 +27,8 @@ class Server:
     url: str
     model: str
     pid: int
+    seconds: float = 0.0  # from its start until it was ready
+    log: str = ""  # what it had said by then
 
 
 @contextmanager
@@ -44,10 +46,14 @@ def serve(deployment: str, overrides: Sequence[str] = ()) -> Iterator[Server]:
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += [argument for override in overrides for argument in ("--set", override)]
     with tempfile.TemporaryFile() as log:
+        began = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             _wait_ready(process, port)
-            yield Server(f"http://127.0.0.1:{port}", _model_name(port), process.pid)
+            seconds = time.monotonic() - began
+            said = os.pread(log.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+            name = _model_name(port)
+            yield Server(f"http://127.0.0.1:{port}", name, process.pid, seconds, said)
         except RuntimeError as error:
             log.seek(0)
             tail = log.read()[-2000:].decode("utf-8", "replace")

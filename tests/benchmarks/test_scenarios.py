@@ -6,7 +6,8 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,29 @@ def test_serve_bench_says_why_a_server_did_not_start() -> None:
 def test_scenarios_run_on_echo(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     slow = ("--set", "echo.delay_ms=1")
-    chosen = ("--rounds", "1", "--only", "prefix", "front", "scheduler")
+    chosen = ("--rounds", "1", "--only", "start", "prefix", "front", "scheduler")
     ran = run("scenarios.py", "--model", "echo", *slow, *chosen, "--json", str(file))
     assert ran.returncode == 0, ran.stderr
     figures = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
-    assert len(figures) == 4
+    assert len(figures) == 5
+    assert figures["second start: until ready"]["target"] is None
     # 1,000 tokens are two steps, the repeated ones none.
     assert figures["TTFT with a repeated 1000-token prefix to cold"]["value"] < 100
     assert all(figure["value"] > 0 for figure in figures.values())
     assert ran.stdout.startswith("| what ")
+
+
+@pytest.mark.model
+def test_the_engine_says_how_long_the_parts_of_its_loading_took(
+    bench: Any, serve_process: Callable[..., Any]
+) -> None:
+    """In the words that the scenario `start` reads."""
+    began = time.monotonic()
+    server = serve_process("smollm2-135m")
+    parts = bench("model_scenarios").load_parts(server.text)
+    assert set(parts) == {"imports", "weights and graph"}
+    assert all(seconds > 0 for seconds in parts.values())
+    assert sum(parts.values()) < time.monotonic() - began
 
 
 @dataclass
@@ -96,8 +111,11 @@ def test_a_figure_knows_whether_it_meets_its_target(bench: Any) -> None:
     assert not figure("a", 3.9, "x", 4, True).met
     assert figure("a", 4.0, "x", 4, False).met
     assert not figure("a", 4.1, "x", 4, False).met
-    table = bench("figures").markdown([figure("a", 12345.6, "x", 4, False)])
-    assert "| a    | 12346 x  | at most 4 x | NO  |" in table.splitlines()
+    assert figure("a", 4.0, "x", None, False).met is None
+    rows = [figure("a", 12345.6, "x", 4, False), figure("b", 2.0, "s", None, False)]
+    table = bench("figures").markdown(rows).splitlines()
+    assert "| a    | 12346 x  | at most 4 x | NO  |" in table
+    assert "| b    | 2 s      |             |     |" in table
 
 
 def test_the_engine_driver_keeps_its_streams_running(bench: Any) -> None:
