@@ -127,7 +127,22 @@ inline void to_bf16_pairs(const float *x, uint32_t *pairs, int64_t n) {
 #endif
 }
 
-// e^x with a relative error below 2e-7; below -87 it is 0, above 88 e^88.
+// e^x; below -87 it is 0 or nearly, above 88 at least e^88. The relative error is below 2e-7 near 0 and
+// grows by 6e-8 with each unit of |x|.
+#if defined(__AVX512F__)
+inline vf exp(vf x) {
+  const __m512 t = (__m512)max(splat(-160.0f), x * splat(1.44269504f));  // in this order NaN stays NaN
+  const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf r = (vf)_mm512_sub_ps(t, n);  // exact
+  vf p = splat(1.3276472454890609e-3f);  // the minimax polynomial of 2^r on [-0.5, 0.5]
+  p = fma(p, r, splat(9.675540961325169e-3f));
+  p = fma(p, r, splat(5.550713092088699e-2f));
+  p = fma(p, r, splat(2.4022120237350464e-1f));
+  p = fma(p, r, splat(6.931469440460205e-1f));
+  p = fma(p, r, splat(1.0000001192092896f));
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+}
+#else
 inline vf exp(vf x) {
   const vi tiny = x < splat(-87.0f);
   x = min(max(x, splat(-87.0f)), splat(88.0f));
@@ -146,5 +161,6 @@ inline vf exp(vf x) {
   const vi scale = ((vi)shifted) << 23;  // the magic number's own bits leave at the top
   return (vf)(~tiny & ((vi)p + scale));
 }
+#endif
 
 }  // namespace
