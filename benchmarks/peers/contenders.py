@@ -106,11 +106,10 @@ class Mindstream:
 
 
 class OpenVino:
-    """OpenVINO GenAI in process: no HTTP, no text."""
+    """OpenVINO GenAI in process: no HTTP, no text. `model`: a GGUF file or an exported IR."""
 
-    name = "OpenVINO GenAI, in process"
-
-    def __init__(self, python: Path, model: Path) -> None:
+    def __init__(self, name: str, python: Path, model: Path) -> None:
+        self.name = name
         command = [str(python), str(HERE / "openvino_worker.py"), str(model), str(threads())]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

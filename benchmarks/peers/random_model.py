@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,21 +88,26 @@ serving:
 
 
 def make(name: str, work_dir: Path) -> Path:
-    """The directory, which is a deployment too; written if it is not complete yet.
+    """The directory of one of MODELS, which is a deployment too; written unless it is complete.
 
-    `name` is one of MODELS. The demo model must have been pulled: its tokenizer is used.
+    The demo model must have been pulled: its tokenizer is used.
     """
     model_dir = work_dir / name
-    marker = model_dir / "config.json"  # written last
-    if marker.is_file():
-        return model_dir
-    model_dir.mkdir(parents=True, exist_ok=True)
-    config = MODELS[name]
-    _write_tokenizer(model_dir, config["vocab_size"])
-    _write_weights(model_dir / "model.safetensors", config)
-    (model_dir / f"{name}.yaml").write_text(_YAML.replace("NAME", name))
-    marker.write_text(json.dumps(config, indent=1))
+    if not (model_dir / "config.json").is_file():
+        source = load_deployment(_TOKENIZER_OF).model_dir
+        if source is None or not (source / "tokenizer.json").is_file():
+            raise SystemExit(f"no tokenizer: run `mindstream pull {_TOKENIZER_OF}` first")
+        write(model_dir, MODELS[name], source)
     return model_dir
+
+
+def write(model_dir: Path, config: dict[str, Any], tokenizer_dir: Path) -> None:
+    """A Qwen3 checkpoint; `config` is its config.json, which is written last."""
+    model_dir.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(model_dir, tokenizer_dir, config["vocab_size"])
+    _write_weights(model_dir / "model.safetensors", config)
+    (model_dir / f"{model_dir.name}.yaml").write_text(_YAML.replace("NAME", model_dir.name))
+    (model_dir / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def _write_weights(out: Path, config: dict[str, Any]) -> None:
@@ -122,7 +128,7 @@ def _write_weights(out: Path, config: dict[str, Any]) -> None:
             if len(shape) == 1:
                 # Gains near 1, not 1 itself: a side that left a norm out would answer differently.
                 values = 1 + 5 * values
-            stream.write(_bfloat16(values).tobytes())
+            stream.write(bfloat16(values).tobytes())
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -146,23 +152,19 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         yield at + "mlp.down_proj.weight", (hidden, inner)
 
 
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits, rounded to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def _write_tokenizer(model_dir: Path, vocab_size: int) -> None:
-    """The demo model's, with entries that no text gives up to the size of the vocabulary.
+def _write_tokenizer(model_dir: Path, source: Path, vocab_size: int) -> None:
+    """That of `source`, with entries that no text gives up to the size of the vocabulary.
 
     So a prompt is the same ids everywhere, and every id a random model gives has a text.
     """
-    source = load_deployment(_TOKENIZER_OF).model_dir
-    if source is None or not (source / "tokenizer.json").is_file():
-        raise SystemExit(f"the tokenizer is missing: run `mindstream pull {_TOKENIZER_OF}` first")
     stored = json.loads((source / "tokenizer.json").read_text())
     vocab = stored["model"]["vocab"]
     vocab |= {f"[unused{number}]": number for number in range(len(vocab), vocab_size)}
     (model_dir / "tokenizer.json").write_text(json.dumps(stored, ensure_ascii=False))
-    settings = json.loads((source / "tokenizer_config.json").read_text())
-    (model_dir / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    shutil.copy(source / "tokenizer_config.json", model_dir)

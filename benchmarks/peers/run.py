@@ -1,7 +1,8 @@
 """mindstream beside other CPU servers: the same weights, the same prompts, taking turns.
 
 usage: run.py [--deployment smollm2-135m | --model random-qwen3-0.6b] [--streams 1 8 32]
-              [--rounds 3] [--llama-server FILE] [--vllm-python FILE] [--json FILE]
+              [--rounds 3] [--llama-server FILE] [--vllm-python FILE] [--openvino-model DIR]
+              [--json FILE]
 
 OpenVINO GenAI is installed into an environment of its own under --work-dir, where the peers' model
 files are made too. llama.cpp and vLLM take part if --llama-server and --vllm-python name them, or
@@ -80,6 +81,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work-dir", default=str(Path.home() / ".cache" / "mindstream-peers"))
     parser.add_argument("--llama-server", default=shutil.which("llama-server"))
+    parser.add_argument("--openvino-model", help="the same model exported by optimum-intel as well")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM's CPU build")
     parser.add_argument(
         "--without", choices=_PEERS, nargs="+", default=[], help="peers to leave out"
@@ -99,7 +101,11 @@ def _start(
         found.append(Mindstream(name, options.deployment, vocab_size, overrides))
     if "openvino" not in options.without:
         model = _gguf(model_dir, work_dir, "f16")
-        found.append(OpenVino(install_openvino(work_dir), model))
+        python = install_openvino(work_dir)
+        found.append(OpenVino("OpenVINO GenAI, in process", python, model))
+        if options.openvino_model:
+            ir = Path(options.openvino_model).absolute()
+            found.append(OpenVino("OpenVINO GenAI, exported IR", python, ir))
     if options.llama_server and "llama.cpp" not in options.without:
         model, log = _gguf(model_dir, work_dir, "bf16"), work_dir / "llama-server.log"
         found.append(LlamaCpp(Path(options.llama_server), model, max(options.streams), log))
