@@ -43,26 +43,26 @@ class Graphs:
 
     def run(self, batch: Batch) -> Float32:
         """One step; logits [R, vocab]."""
-        ms = self._ms
+        tensor = self._ms.Tensor.from_numpy  # shares the memory, which nobody writes to meanwhile
         prefill = self._plan.device == "Ascend" and not batch.context_lens.any()
         self._enter("prefill" if prefill else "increment")
         wanted = batch.logits_rows.size
         # No operator has to take an empty tensor: a step that wants no logits computes one row's.
         rows = batch.logits_rows if wanted else np.zeros(1, np.int32)
         logits = self._step(
-            ms.Tensor(batch.token_ids),
+            tensor(batch.token_ids),
             None,
-            ms.Tensor(batch.positions),
-            ms.Tensor(batch.context_lens + batch.q_seq_lens),
-            ms.Tensor(batch.context_lens),
-            ms.Tensor(batch.q_seq_lens),
-            ms.Tensor(batch.block_tables),
-            ms.Tensor(batch.slot_mapping),
+            tensor(batch.positions),
+            tensor(batch.context_lens + batch.q_seq_lens),
+            tensor(batch.context_lens),
+            tensor(batch.q_seq_lens),
+            tensor(batch.block_tables),
+            tensor(batch.slot_mapping),
             self._masks.of(batch, self._plan, prefill=prefill),
             *(None,) * 5,
             self._keys,
             self._values,
-            ms.Tensor(rows),
+            tensor(rows),
         )
         return np.asarray(logits.asnumpy(), np.float32).reshape(len(rows), -1)[:wanted]
 
@@ -97,12 +97,15 @@ def _step_cell(model: Any) -> Any:
             super().__init__()
             self.model = model
             self.head = model.model.output_layer
+            self.head_takes_rows = getattr(self.head, "takes_rows", False)
             self.gather = ops.Gather()
             self.cast = ops.Cast()
 
         def construct(self, *inputs: Any) -> Any:
-            hidden = self.model(*inputs[:-1])
-            return self.cast(self.head(self.gather(hidden, inputs[-1], 0)), ms.float32)
+            hidden, rows = self.model(*inputs[:-1]), inputs[-1]
+            if self.head_takes_rows:
+                return self.head(hidden, rows)
+            return self.cast(self.head(self.gather(hidden, rows, 0)), ms.float32)
 
     model.model.return_hidden_states = True
     model.set_dynamic_inputs()

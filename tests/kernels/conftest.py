@@ -125,7 +125,8 @@ class Decoder:
         inputs: list[Array] = [
             self.model,
             hidden,
-            *self.rotary(positions),
+            *self.rotary(np.arange(positions.max() + 3)),
+            i32(positions),
             i32(slots),
             i32(tables),
             i32(lens),
@@ -133,7 +134,8 @@ class Decoder:
         inputs += [i32([n + len(new) for new, n, _ in batch]), self.keys, self.values]
         assert call("DecoderStack", *inputs, out) == 0
         logits, like = np.zeros((len(ids), s.vocab), np.float32), np.zeros(s.vocab, np.float32)
-        assert call("VocabHead", self.model, like, out, logits) == 0
+        rows = i32(list(range(len(ids))))
+        assert call("VocabHead", self.model, like, out, rows, logits) == 0
         return out, logits
 
     def expected(self, ids: list[int]) -> tuple[Array, Array]:

@@ -110,6 +110,10 @@ class FusedKernels:
         self._weights.finish()
 
     def install(self, model: Any, num_blocks: int) -> None:
+        from mindstream.backends.mindspore.cpu import fused_cells as cells
+
+        rotary = model.model.rotary_pos_emb
+        model.model.rotary_pos_emb = cells.rotary_tables_cell(rotary.cos_cache, rotary.sin_cache)
         model.model.move_lens_to_cpu = False  # MoveTo has no CPU kernel, and no use here
 
     def cache_shapes(self, num_blocks: int) -> list[tuple[int, ...]]:

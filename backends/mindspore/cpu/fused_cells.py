@@ -69,26 +69,49 @@ def embedding_cell(library: Path, handle: int, hidden: int) -> Any:
 
 
 def head_cell(library: Path, handle: int, vocab: int) -> Any:
-    """hidden [R, hidden] -> logits [R, vocab], in the place of the output ColumnParallelLinear."""
+    """hidden [T, hidden], rows [R] -> logits [R, vocab], for the output ColumnParallelLinear."""
     from mindspore import nn
 
     class FusedHead(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+        takes_rows = True
+
         def __init__(self) -> None:
             super().__init__()
             self.model = _number(handle)
             self.like = _like(vocab)
-            self.operator = _operator(library, "VocabHead", "lff")
+            self.operator = _operator(library, "VocabHead", "lffi")
 
-        def construct(self, hidden: Any) -> Any:
-            return self.operator(self.model, self.like, hidden)
+        def construct(self, hidden: Any, rows: Any) -> Any:
+            return self.operator(self.model, self.like, hidden, rows)
 
     return FusedHead()
+
+
+def rotary_tables_cell(cos: Any, sin: Any) -> Any:
+    """In the place of RotaryEmbedding: the decoder gets tables [P, D] and positions [T]."""
+    from mindspore import nn
+
+    class RotaryTables(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+        def __init__(self) -> None:
+            super().__init__()
+            self.cos = cos
+            self.sin = sin
+
+        def get_cos_sin_for_decode(self, positions: Any) -> Any:
+            """What MindFormers' model hands on as rotary_pos_cos and rotary_pos_sin."""
+            return (self.cos, self.sin), positions
+
+        def get_cos_sin_for_prefill(self) -> Any:
+            raise NotImplementedError("on CPU no step is a prefill of its own")
+
+    return RotaryTables()
 
 
 def decoder_cell(library: Path, handle: int) -> Any:
     """All layers and the final norm, in the place of TransformerBlock.
 
-    key_cache and value_cache are lists of one tensor each, which the operator writes in place.
+    key_cache and value_cache are lists of one tensor each, which the operator writes in place;
+    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives.
     """
     from mindspore import nn
 
@@ -106,7 +129,7 @@ def decoder_cell(library: Path, handle: int) -> Any:
             super().__init__()
             self.model = _number(handle)
             self.layers = nn.CellList([Flags(2)])
-            self.operator = _operator(library, "DecoderStack", "lfffiiiiff")
+            self.operator = _operator(library, "DecoderStack", "lfffiiiiiff")
 
         def construct(
             self,
@@ -132,7 +155,8 @@ def decoder_cell(library: Path, handle: int) -> Any:
             return self.operator(
                 self.model,
                 hidden_states,
-                rotary_pos_cos,
+                rotary_pos_cos[0],
+                rotary_pos_cos[1],
                 rotary_pos_sin,
                 slot_mapping,
                 block_tables,

@@ -87,7 +87,7 @@ void rotate_and_store(const StackArgs &s, int64_t index, int64_t begin, int64_t 
   const float scale = 1.0f / sqrtf((float)dim);
   for (int64_t t = begin; t < end; t++) {
     float *row = s.qkv + t * width;
-    const float *cos = s.cos + t * dim, *sin = s.sin + t * dim;
+    const float *cos = s.cos + s.positions[t] * dim, *sin = s.sin + s.positions[t] * dim;
     for (int64_t h = 0; h < d.heads + d.kv_heads; h++) {
       const bool query = h < d.heads;
       const float *norm = query ? layer.q_norm : layer.k_norm;

@@ -73,8 +73,8 @@ struct StackArgs {
   const Layer *layers;
   const float *final_norm;
   int64_t tokens, sequences, table_width, blocks, threads;
-  const float *cos, *sin;  // [T, head_dim]
-  const int32_t *slots, *block_tables, *q_lens, *kv_lens;
+  const float *cos, *sin;  // [positions, head_dim]
+  const int32_t *positions, *slots, *block_tables, *q_lens, *kv_lens;
   void *key_cache, *value_cache;  // [layers, blocks, kv_heads, block_size * head_dim]
   float *hidden;                  // [T, hidden] in and out
   // Scratch
@@ -88,7 +88,8 @@ struct StackArgs {
 
 struct HeadArgs {
   const Matrix *head;
-  const float *hidden;  // [R, hidden]
+  const float *hidden;  // [T, hidden]
+  const int32_t *rows;  // [R] of hidden
   int64_t count, threads;
   float *logits;  // [R, vocab]
   Rows acts;

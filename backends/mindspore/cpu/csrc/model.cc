@@ -180,8 +180,8 @@ void Model::run(StackArgs &args) {
   run_parallel({&args, dims_.layers * kLayerPhases + 1, kernels().stack.items, kernels().stack.run});
 }
 
-void Model::head(const float *hidden, int64_t count, float *logits) {
-  HeadArgs args = {&head_.matrix, hidden, count, thread_count(), logits, {}};
+void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits) {
+  HeadArgs args = {&head_.matrix, hidden, rows, count, thread_count(), logits, {}};
   reserve_rows(args.acts, head_rows_, count, dims_.hidden);
   run_parallel({&args, kHeadPhases, kernels().head.items, kernels().head.run});
 }

@@ -28,7 +28,7 @@ class Model {
   void embed(const int32_t *ids, int64_t count, float *out) const;
   // Fills in what the model owns and runs the stack. The caller has checked the tables.
   void run(StackArgs &args);
-  void head(const float *hidden, int64_t count, float *logits);
+  void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
 
  private:
   struct LayerData {

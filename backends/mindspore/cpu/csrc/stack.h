@@ -100,7 +100,7 @@ void run_head(const HeadArgs &h, int64_t phase, int64_t item) {
   if (phase == 1) return matmul<W>(*h.head, h.acts, Piece{h.count, h.threads, item}, StoreOut{h.logits, h.head->columns, nullptr});
   float x[kMaxDepth + kGroup];
   for (int64_t i = begin; i < smaller(h.count, begin + kItemRows); i++) {
-    memcpy(x, h.hidden + i * hidden, hidden * sizeof(float));
+    memcpy(x, h.hidden + h.rows[i] * hidden, hidden * sizeof(float));
     put_row<W>(h.acts, i, hidden, x);
   }
 }
