@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mindstream.backends.mindspore.cpu.fused_weights import FusedShape, FusedWeights
-from mindstream.backends.mindspore.cpu.library import library_path, load_library
+from mindstream.backends.mindspore.cpu.library import (
+    instruction_set,
+    library_path,
+    load_library,
+)
 
 Array = NDArray[Any]
 
@@ -28,6 +34,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.parent == HERE and item.path != BUILDS_ITS_OWN:
                 item.add_marker(pytest.mark.skip(reason="the kernels are not built"))
+
+
+def build_amx_emulator(folder: Path) -> Path:
+    library = folder / "amx_emulator.so"
+    command = ["g++", "-O2", "-mfma", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*command, str(HERE / "amx_emulator.cc"), "-o", str(library)], check=True)
+    return library
+
+
+def load_amx_emulator(folder: Path) -> None:
+    """Makes MINDSTREAM_CPU_ISA=amx_emulated exist; before the kernels are loaded."""
+    library = ctypes.CDLL(str(build_amx_emulator(folder)), ctypes.RTLD_GLOBAL)
+    library.mindstream_install_amx_emulator()
+    assert instruction_set() == "amx_emulated"
+
+
+@pytest.fixture(scope="session", name="build_amx_emulator")
+def build_amx_emulator_fixture() -> Callable[[Path], Path]:
+    return build_amx_emulator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def amx_emulator(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if os.environ.get("MINDSTREAM_CPU_ISA") == "amx_emulated":
+        load_amx_emulator(tmp_path_factory.mktemp("amx"))
 
 
 def call(symbol: str, *arrays: Array) -> int:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KERNELS = ROOT / "backends" / "mindspore" / "cpu" / "csrc"
-INSTRUCTION_SETS = ["portable", "avx2", "avx512", "avx512bf16"]
+INSTRUCTION_SETS = ["portable", "avx2", "avx512", "avx512bf16", "amx", "amx_emulated"]
 SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 
 # One call of PagedAttention, one token. Given an argument, `v` is half of what its shape says.
@@ -112,9 +113,16 @@ def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
-def chosen(request: pytest.FixtureRequest, sanitized: dict[str, str]) -> dict[str, str]:
+def chosen(
+    request: pytest.FixtureRequest,
+    sanitized: dict[str, str],
+    build_amx_emulator: Callable[[Path], Path],
+    tmp_path: Path,
+) -> dict[str, str]:
     """`sanitized` for one instruction set; skips one that this CPU lacks."""
     environment = {**sanitized, "MINDSTREAM_CPU_ISA": request.param}
+    if request.param == "amx_emulated":
+        environment["LD_PRELOAD"] += f" {build_amx_emulator(tmp_path)}"
     status, said = run(environment, "-c", ONE_CALL)
     assert status == 0, said
     if said.split() != [request.param]:

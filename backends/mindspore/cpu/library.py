@@ -41,5 +41,5 @@ def set_threads(count: int) -> None:
 
 
 def instruction_set() -> str:
-    """What the kernels run on: `portable`, `avx2`, `avx512` or `avx512bf16`."""
+    """What the kernels run on: `portable`, `avx2`, `avx512`, `avx512bf16` or `amx`."""
     return str(load_library().mindstream_isa().decode())

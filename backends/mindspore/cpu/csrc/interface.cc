@@ -73,7 +73,7 @@ EXPORT void mindstream_model_free(int64_t handle) { mindstream::remove_model(han
 // Threads of the kernels; 0: one a core. Takes effect at the next operator.
 EXPORT void mindstream_set_threads(int count) { mindstream::set_threads(count); }
 EXPORT int mindstream_threads() { return mindstream::thread_count(); }
-// The instruction set in use: portable, avx2, avx512 or avx512bf16.
+// The instruction set in use: portable, avx2, avx512, avx512bf16 or amx.
 EXPORT const char *mindstream_isa() { return mindstream::kernels().name; }
 
 // Reads the bytes once on all threads and returns their sum: what the machine's memory gives.

@@ -120,6 +120,9 @@ const Kernels &kernels();
 extern const Kernels kPortable;
 #if defined(MINDSTREAM_X86)
 extern const Kernels kAvx2, kAvx512, kAvx512Bf16;
+#if defined(MINDSTREAM_AMX_BUILT)
+extern const Kernels kAmx;
+#endif
 #endif
 
 }  // namespace mindstream

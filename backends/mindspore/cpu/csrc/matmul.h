@@ -59,16 +59,33 @@ inline Run nth_run(int64_t total, int64_t threads, int64_t n) {
 
 constexpr int64_t kPartTiles = 10;  // their activations stay in the second-level cache
 
-inline int64_t tile_count(int64_t rows) { return (rows + kTile - 1) / kTile; }
+#if defined(MINDSTREAM_AMX)
+// Which products matmul_amx.h does. Few int8 rows have the same bits in vectors, and fewer cycles by
+// the instructions' count; that is not measured.
+constexpr bool in_amx(Weights kind, int64_t rows) {
+  return kind == Weights::kBf16 || (kind == Weights::kInt8 && rows > 4);
+}
+constexpr int64_t most_rows(Weights kind, int64_t rows) {
+  return !in_amx(kind, rows) ? kTile : kind == Weights::kBf16 ? 32 : 16;
+}
+#else
+constexpr bool in_amx(Weights, int64_t) { return false; }
+constexpr int64_t most_rows(Weights, int64_t) { return kTile; }
+#endif
 
-// Of the largest tile.
-inline int64_t tile_rows(int64_t rows) {
-  const int64_t tiles = tile_count(rows);
+inline int64_t tile_count(Weights kind, int64_t rows) {
+  const int64_t most = most_rows(kind, rows);
+  return (rows + most - 1) / most;
+}
+
+// Of the largest tile, such as the last one is.
+inline int64_t tile_rows(Weights kind, int64_t rows) {
+  const int64_t tiles = tile_count(kind, rows);
   return tiles ? (rows + tiles - 1) / tiles : 1;
 }
 
 inline int64_t matmul_items(const Matrix &m, int64_t rows, int64_t threads) {
-  return run_count(m.slabs() * tile_count(rows), threads);
+  return run_count(m.slabs() * tile_count(m.kind, rows), threads);
 }
 
 // A product's one item among all: see matmul_items.
@@ -87,28 +104,41 @@ __attribute__((noinline)) void tile_product(const Matrix &m, const Rows &rows, T
   for (int r = 0; r < R; r++) out(tile.first + r, slab, sums[r]);
 }
 
-// Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows. The tiles have R
-// rows or one less.
-template <Weights W, int R, class Out>
-void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
-  const int64_t tiles = tile_count(piece.rows), parts = (tiles + kPartTiles - 1) / kPartTiles;
+// Calls product(tile, rows of the tile, slab) for all of an item.
+template <class Product>
+INLINE void each_tile(const Matrix &m, const Piece &piece, const Product &product) {
+  const int64_t tiles = tile_count(m.kind, piece.rows), parts = (tiles + kPartTiles - 1) / kPartTiles;
   const int64_t most = (tiles + parts - 1) / parts, part_units = m.slabs() * most;
   const Run run = nth_run(m.slabs() * tiles, piece.threads, piece.item);
   for (int64_t unit = run.begin; unit < run.end; unit++) {
     const int64_t first = unit / part_units * most, turns = smaller(most, tiles - first);
     const int64_t slab = unit % part_units / turns, turn = unit % part_units % turns;
     const int64_t begin = piece.rows * (first + turn) / tiles, end = piece.rows * (first + turn + 1) / tiles;
-    const Tile tile = {begin, turn, turns};
-    if (R == 1 || end - begin == R)
-      tile_product<W, R>(m, rows, tile, slab, out);
-    else
-      tile_product<W, R - (R > 1)>(m, rows, tile, slab, out);
+    product(Tile{begin, turn, turns}, end - begin, slab);
   }
 }
 
+// Calls out(row, slab, columns) with the 32 columns of the item's slabs and rows. The tiles have R
+// rows or one less.
+template <Weights W, int R, class Out>
+void matmul_tiles(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
+  each_tile(m, piece, [&](const Tile &tile, int64_t height, int64_t slab) {
+    if (R == 1 || height == R)
+      tile_product<W, R>(m, rows, tile, slab, out);
+    else
+      tile_product<W, R - (R > 1)>(m, rows, tile, slab, out);
+  });
+}
+
+template <Weights W, class Out>
+void matmul_amx(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out);  // see matmul_amx.h
+
 template <Weights W, class Out>
 void matmul(const Matrix &m, const Rows &rows, const Piece &piece, const Out &out) {
-  switch (tile_rows(piece.rows)) {
+#if defined(MINDSTREAM_AMX)
+  if (in_amx(W, piece.rows)) return matmul_amx<W>(m, rows, piece, out);
+#endif
+  switch (tile_rows(W, piece.rows)) {
     case 1: return matmul_tiles<W, 1>(m, rows, piece, out);
     case 2: return matmul_tiles<W, 2>(m, rows, piece, out);
     case 3: return matmul_tiles<W, 3>(m, rows, piece, out);
