@@ -51,8 +51,10 @@ struct AmxInt8 {
       alignas(64) int32_t parts[2][16][kSlab];
       ahead(g);
       sum_int8(a + g * 128, in.stride, b + g * kBlockBytes, parts);
-      for (int64_t r = 0; r < rows; r++)
-        add_scaled(parts[0][r], parts[1][r], in.offsets[at + r * groups + g], in.scales[at + r * groups + g], scales + g * kSlab, sums[r]);
+      for (int64_t r = 0; r < rows; r++) {
+        const int64_t i = at + r * groups + g;
+        add_scaled(parts[0][r], parts[1][r], in.offsets[i], in.scales[i], scales + g * kSlab, sums[r]);
+      }
     }
   }
 
