@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import prompts as words
 from contenders import Contender, Prompt, Result
+from server_process import cpu_seconds, process_tree
 
 NEW_TOKENS = 64
 WORDS = 100
 DECODE_ROW = "decoding alone, tokens/s, 1 stream"
 BANDWIDTH = "read bandwidth, bytes/s"
 IDLE = "busy while all wait, share of the cores"
+SPINNING = "of which the contenders, share of the cores"
 PROMPT_TOKENS = "prompt tokens, 1 stream"
 _LONG_WORDS = 1450
 _BANDWIDTH_SCRIPT = """
@@ -71,7 +75,10 @@ class Rounds:
 
     def _note_machine(self) -> None:
         """With everybody loaded and idle."""
-        self.machine.setdefault(IDLE, []).append(busy_share(1.0))
+        settle()
+        busy, own = busy_shares(2.0)
+        self.machine.setdefault(IDLE, []).append(busy)
+        self.machine.setdefault(SPINNING, []).append(own)
         self.machine.setdefault(BANDWIDTH, []).append(read_bandwidth())
 
     def _batch(self, count: int, size: int, new: int) -> dict[str, Result]:
@@ -82,6 +89,7 @@ class Rounds:
         first = next(self._turn) % len(self._contenders)
         results = {}
         for contender in [*self._contenders[first:], *self._contenders[:first]]:
+            settle()
             result = results[contender.name] = contender.run(batch, new)
             if (result.prompt_tokens, result.tokens) != expected:
                 raise RuntimeError(
@@ -99,17 +107,40 @@ def read_bandwidth() -> float:
     return float(done.stdout)
 
 
-def busy_share(seconds: float) -> float:
-    """How much of all cores ran something during the next `seconds`: other programs, spinning."""
-    before = _processor_times()
+def settle() -> None:
+    """Waits until no contender computes any more, 10 s at most.
+
+    vLLM's worker spins for a second after its last step, on a core that the next side needs.
+    """
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        before = _own_seconds()
+        time.sleep(0.3)
+        if _own_seconds() - before <= 0.02:
+            return
+
+
+def busy_shares(seconds: float) -> tuple[float, float]:
+    """What runs during the next `seconds`, as shares of all cores: all programs, our children."""
+    before, own_before = _processor_times(), _own_seconds()
     time.sleep(seconds)
     spent = [now - then for now, then in zip(_processor_times(), before, strict=True)]
-    return 1 - sum(spent[3:5]) / sum(spent)
+    own = (_own_seconds() - own_before) / seconds / (os.cpu_count() or 1)
+    return 1 - sum(spent[3:5]) / sum(spent), own
 
 
 def _processor_times() -> list[int]:
     """Of /proc/stat, all cores together: user, nice, system, idle, iowait, irq, softirq, steal."""
     return [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and its children; one that ended meanwhile counts nothing."""
+    total = 0.0
+    for pid in process_tree(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += cpu_seconds(pid)
+    return total
 
 
 def as_json(rounds: Rounds, about: dict[str, Any]) -> str:

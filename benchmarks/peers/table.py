@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rounds import BANDWIDTH, DECODE_ROW, IDLE, NEW_TOKENS, PROMPT_TOKENS, Values
+from rounds import BANDWIDTH, DECODE_ROW, IDLE, NEW_TOKENS, PROMPT_TOKENS, SPINNING, Values
 
 from mindstream.backends.mindspore.cpu.fused_weights import WEIGHT_BYTES
 
@@ -41,7 +41,8 @@ def bandwidth_use(
     lines = [
         f"Read bandwidth: {available / 1e9:.1f} GB/s (best of the rounds; "
         f"{', '.join(f'{found / 1e9:.1f}' for found in machine[BANDWIDTH])}). "
-        f"Cores busy while all sides waited: {median(machine[IDLE]):.0%}."
+        f"While all sides waited the cores were {median(machine[IDLE]):.0%} busy, "
+        f"{median(machine[SPINNING]):.1%} with the sides themselves."
     ]
     for name, kind in own.items():
         if DECODE_ROW not in values[name]:

@@ -141,7 +141,8 @@ class Scripted:
 def rounds(peers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = peers("rounds")
     monkeypatch.setattr(module, "read_bandwidth", lambda: 1e10)
-    monkeypatch.setattr(module, "busy_share", lambda _: 0.0)
+    monkeypatch.setattr(module, "busy_shares", lambda _: (0.0, 0.0))
+    monkeypatch.setattr(module, "settle", lambda: None)
     return module
 
 
