@@ -154,7 +154,7 @@ class Model:
             np.concatenate(positions).astype(np.int32),
         ]
         stack += [np.concatenate(slots).astype(np.int32), tables, np.array(new, np.int32)]
-        stack += [np.add(new, cached).astype(np.int32), self._keys, self._values, out]
+        stack += [np.add(new, cached).astype(np.int32), last, self._keys, self._values, out]
 
         def run() -> float:
             began = perf_counter()

@@ -16,6 +16,8 @@ import numpy as np
 from mindstream.backends.engine.step_model import Batch, Float32
 from mindstream.backends.mindspore.config import ModelPlan
 
+_UNPADDING = 11  # place of attn_unpadding_idx among the inputs of MindFormers' models
+
 
 class Graphs:
     """A built and filled model, ready to compile. Raises whatever MindSpore raises."""
@@ -102,9 +104,11 @@ def _step_cell(model: Any) -> Any:
             self.cast = ops.Cast()
 
         def construct(self, *inputs: Any) -> Any:
-            hidden, rows = self.model(*inputs[:-1]), inputs[-1]
-            if self.head_takes_rows:
+            rows = inputs[-1]
+            if self.head_takes_rows:  # and so does the decoder, as attn_unpadding_idx
+                hidden = self.model(*inputs[:_UNPADDING], rows, *inputs[_UNPADDING + 1 : -1])
                 return self.head(hidden, rows)
+            hidden = self.model(*inputs[:-1])
             return self.cast(self.head(self.gather(hidden, rows, 0)), ms.float32)
 
     model.model.return_hidden_states = True

@@ -137,8 +137,12 @@ class Decoder:
         angles = np.concatenate([angles, angles], 1)
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def run(self, batch: list[tuple[list[int], int, list[int]]]) -> tuple[Array, Array]:
-        """`batch`: (new token ids, tokens cached, blocks) a sequence. Hidden rows and logits."""
+    def run(
+        self, batch: list[tuple[list[int], int, list[int]]], rows: list[int] | None = None
+    ) -> tuple[Array, Array]:
+        """`batch`: (new token ids, tokens cached, blocks) a sequence. Hidden rows and logits: all,
+        or those that `rows` names.
+        """
         s, size = self.shape, self.shape.block_size
         ids = i32([t for new, _, _ in batch for t in new])
         positions = np.concatenate([np.arange(n, n + len(new)) for new, n, _ in batch])
@@ -162,11 +166,11 @@ class Decoder:
             i32(tables),
             i32(lens),
         ]
-        inputs += [i32([n + len(new) for new, n, _ in batch]), self.keys, self.values]
+        wanted = i32(list(range(len(ids))) if rows is None else rows)
+        inputs += [i32([n + len(new) for new, n, _ in batch]), wanted, self.keys, self.values]
         assert call("DecoderStack", *inputs, out) == 0
-        logits, like = np.zeros((len(ids), s.vocab), np.float32), np.zeros(s.vocab, np.float32)
-        rows = i32(list(range(len(ids))))
-        assert call("VocabHead", self.model, like, out, rows, logits) == 0
+        logits, like = np.zeros((len(wanted), s.vocab), np.float32), np.zeros(s.vocab, np.float32)
+        assert call("VocabHead", self.model, like, out, wanted, logits) == 0
         return out, logits
 
     def expected(self, ids: list[int]) -> tuple[Array, Array]:

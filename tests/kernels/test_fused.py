@@ -90,6 +90,23 @@ def test_a_row_has_the_same_bits_in_every_batch(decoder: Make, weights: str, cac
         set_threads(0)
 
 
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+def test_only_the_wanted_rows_are_finished_and_have_the_same_bits(
+    decoder: Make, weights: str
+) -> None:
+    rng = np.random.default_rng(17)
+    made = decoder(LLAMA, weights, "bf16", False, False, 2, blocks=100)
+    ids, blocks, far = tokens(rng, LLAMA, 70), [3, 9, 1, 7, 5], [20, 21]
+    batch = [(ids, 0, blocks), (ids[:20], 0, far)]
+    whole = made.run(batch)[1]
+    for rows in ([0], [69], [89], [5, 69, 70, 89], list(range(0, 90, 7)), list(range(80))):
+        np.testing.assert_array_equal(made.run(batch, rows)[1], whole[rows])
+    # The keys and values of the others are there all the same.
+    made.run([(ids[:50], 0, [30, 31, 32, 33, 34])], [49])
+    rest = made.run([(ids[50:], 50, [30, 31, 32, 33, 34])])[1]
+    np.testing.assert_array_equal(rest, whole[50:70])
+
+
 @pytest.mark.parametrize("cache", ["f32", "bf16"])
 def test_a_long_context_split_over_threads_has_the_same_bits(decoder: Make, cache: str) -> None:
     rng = np.random.default_rng(3)

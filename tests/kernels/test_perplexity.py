@@ -53,7 +53,19 @@ def perplexity(call: Call, model_dir: Path, ids: list[int], weights: str, cache:
     length, table = np.array([count], np.int32), np.arange(blocks, dtype=np.int32)[None]
     like, prompt = np.zeros(shape.hidden, np.float32), np.array(ids[:-1], np.int32)
     assert call("TokenEmbedding", model, like, prompt, hidden) == 0
-    inputs = [model, hidden, *rotary, positions, positions, table, length, length, keys, values]
+    inputs = [
+        model,
+        hidden,
+        *rotary,
+        positions,
+        positions,
+        table,
+        length,
+        length,
+        positions,
+        keys,
+        values,
+    ]
     assert call("DecoderStack", *inputs, out) == 0
     logits = np.zeros((count, shape.vocab), np.float32)
     assert call("VocabHead", model, np.zeros(shape.vocab, np.float32), out, positions, logits) == 0

@@ -111,7 +111,8 @@ def decoder_cell(library: Path, handle: int) -> Any:
     """All layers and the final norm, in the place of TransformerBlock.
 
     key_cache and value_cache are lists of one tensor each, which the operator writes in place;
-    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives.
+    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives. attn_unpadding_idx, which
+    MindFormers hands through and has no use for here, holds the rows [R] that the head will read.
     """
     from mindspore import nn
 
@@ -129,7 +130,7 @@ def decoder_cell(library: Path, handle: int) -> Any:
             super().__init__()
             self.model = _number(handle)
             self.layers = nn.CellList([Flags(2)])
-            self.operator = _operator(library, "DecoderStack", "lfffiiiiiff")
+            self.operator = _operator(library, "DecoderStack", "lfffiiiiiiff")
 
         def construct(
             self,
@@ -162,6 +163,7 @@ def decoder_cell(library: Path, handle: int) -> Any:
                 block_tables,
                 q_seq_lens,
                 batch_valid_length,
+                attn_unpadding_idx,
                 key_cache[0],
                 value_cache[0],
             )

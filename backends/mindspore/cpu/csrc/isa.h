@@ -69,6 +69,7 @@ struct Rows {
 
 // One step of the decoder stack. T rows, B sequences.
 struct StackArgs {
+  int64_t first_phase;  // the job begins with this phase of the stack
   const Dims *dims;
   const Layer *layers;
   const float *final_norm;
@@ -111,6 +112,7 @@ struct Kernels {
 };
 
 constexpr int64_t kAttentionPhases = 2, kLayerPhases = 11, kHeadPhases = 2;
+constexpr int64_t kCachePhases = 3;  // the first of a layer, which write its keys and values
 
 constexpr int64_t kChunkKeys = 512;  // keys of one partial result of the attention
 

@@ -16,6 +16,8 @@ void require(bool holds, const std::string &what, int64_t given) {
   if (!holds) throw std::invalid_argument(what + ", given " + std::to_string(given));
 }
 
+constexpr int64_t kFewRows = 16;  // fewer are not worth a second job
+
 uint32_t bit(Tensor what) { return 1u << static_cast<int>(what); }
 
 const char *const kNames[] = {"embedding", "head", "final norm", "input norm", "post norm", "query", "key", "value",
@@ -164,20 +166,61 @@ void Model::plan_attention(StackArgs &args) {
   args.item_count = static_cast<int64_t>(items_.size());
 }
 
-void Model::run(StackArgs &args) {
+void Model::reserve(StackArgs &args) {
   const int64_t attended = dims_.heads * dims_.head_dim;
+  partials_.reserve(static_cast<size_t>(args.tokens * dims_.heads * args.chunks * (dims_.head_dim + 2)) * sizeof(float));
+  reserve_rows(args.narrow, narrow_, args.tokens, std::max(dims_.hidden, attended));
+  reserve_rows(args.wide, wide_, args.tokens, dims_.intermediate);
+  args.partials = partials_.as<float>();
+}
+
+void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
+  const int64_t phases = dims_.layers * kLayerPhases + 1, cached = (dims_.layers - 1) * kLayerPhases + kCachePhases;
   args.dims = &dims_;
   args.threads = thread_count();
   args.layers = layers_.data();
   args.final_norm = final_norm_.as<float>();
-  plan_attention(args);
-  qkv_.reserve(static_cast<size_t>(args.tokens * (attended + 2 * dims_.kv_heads * dims_.head_dim)) * sizeof(float));
-  partials_.reserve(static_cast<size_t>(args.tokens * dims_.heads * args.chunks * (dims_.head_dim + 2)) * sizeof(float));
-  reserve_rows(args.narrow, narrow_, args.tokens, std::max(dims_.hidden, attended));
-  reserve_rows(args.wide, wide_, args.tokens, dims_.intermediate);
+  qkv_.reserve(static_cast<size_t>(args.tokens * qkv_width()) * sizeof(float));
   args.qkv = qkv_.as<float>();
-  args.partials = partials_.as<float>();
-  run_parallel({&args, dims_.layers * kLayerPhases + 1, kernels().stack.items, kernels().stack.run});
+  plan_attention(args);
+  reserve(args);
+  // Nobody reads the other rows after the last layer has written their keys and values.
+  const bool choose = args.tokens - count >= kFewRows;
+  run_parallel({&args, choose ? cached : phases, kernels().stack.items, kernels().stack.run});
+  if (choose) finish_rows(args, rows, count);
+}
+
+// The rest of the last layer and the final norm for some rows, each as a sequence of its own.
+void Model::finish_rows(const StackArgs &all, const int32_t *rows, int64_t count) {
+  const int64_t hidden = dims_.hidden, width = qkv_width(), tables = all.table_width;
+  StackArgs args = all;
+  args.first_phase = (dims_.layers - 1) * kLayerPhases + kCachePhases;
+  args.tokens = args.sequences = count;
+  chosen_hidden_.reserve(static_cast<size_t>(count * hidden) * sizeof(float));
+  chosen_qkv_.reserve(static_cast<size_t>(count * width) * sizeof(float));
+  ones_.assign(static_cast<size_t>(count), 1);
+  chosen_lens_.clear();
+  chosen_tables_.clear();
+  for (int64_t i = 0; i < count; i++) {
+    int64_t b = 0, first = 0;  // of the row's sequence; rows behind all sequences are padding
+    while (b < all.sequences && rows[i] >= first + all.q_lens[b]) first += all.q_lens[b++];
+    const bool used = b < all.sequences;
+    chosen_lens_.push_back(used ? static_cast<int32_t>(all.kv_lens[b] - all.q_lens[b] + rows[i] - first + 1) : 0);
+    const int32_t *table = all.block_tables + (used ? b : 0) * tables;
+    chosen_tables_.insert(chosen_tables_.end(), table, table + tables);
+    std::memcpy(chosen_hidden_.as<float>() + i * hidden, all.hidden + rows[i] * hidden, static_cast<size_t>(hidden) * sizeof(float));
+    std::memcpy(chosen_qkv_.as<float>() + i * width, all.qkv + rows[i] * width, static_cast<size_t>(width) * sizeof(float));
+  }
+  args.hidden = chosen_hidden_.as<float>();
+  args.qkv = chosen_qkv_.as<float>();
+  args.q_lens = ones_.data();
+  args.kv_lens = chosen_lens_.data();
+  args.block_tables = chosen_tables_.data();
+  plan_attention(args);
+  reserve(args);
+  run_parallel({&args, kLayerPhases - kCachePhases + 1, kernels().stack.items, kernels().stack.run});
+  for (int64_t i = 0; i < count; i++)
+    std::memcpy(all.hidden + rows[i] * hidden, args.hidden + i * hidden, static_cast<size_t>(hidden) * sizeof(float));
 }
 
 void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits) {

@@ -26,11 +26,14 @@ class Model {
 
   const Dims &dims() const { return dims_; }
   void embed(const int32_t *ids, int64_t count, float *out) const;
-  // Fills in what the model owns and runs the stack. The caller has checked the tables.
-  void run(StackArgs &args);
+  // Fills in what the model owns and runs the stack. The caller has checked the tables. Afterwards
+  // args.hidden holds the result in the `count` rows of `rows`; the others may be unfinished.
+  void run(StackArgs &args, const int32_t *rows, int64_t count);
   void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
 
  private:
+  int64_t qkv_width() const { return (dims_.heads + 2 * dims_.kv_heads) * dims_.head_dim; }
+
   struct LayerData {
     PackedMatrix qkv, out, gate_up, down;
     Memory input_norm, post_norm, q_norm, k_norm, qkv_bias;
@@ -40,6 +43,8 @@ class Model {
   void put_global(Tensor what, const Source &source);
   void put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total);
   void plan_attention(StackArgs &args);
+  void reserve(StackArgs &args);
+  void finish_rows(const StackArgs &all, const int32_t *rows, int64_t count);
   void reserve_rows(Rows &rows, Memory *memory, int64_t count, int64_t depth) const;
 
   Dims dims_;
@@ -49,7 +54,8 @@ class Model {
   Memory embedding_, final_norm_;
   bool has_head_ = false;
   std::vector<AttentionItem> items_;
-  Memory qkv_, partials_, narrow_[4], wide_[4], head_rows_[4];
+  Memory qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_;
+  std::vector<int32_t> ones_, chosen_lens_, chosen_tables_;
 };
 
 // 0 is no model. These lock; a model lives until it is removed.

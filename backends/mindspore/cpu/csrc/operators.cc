@@ -138,10 +138,11 @@ EXPORT std::vector<int64_t> TokenEmbeddingInferShape(int *, int64_t **shapes, vo
 EXPORT int TokenEmbeddingInferType(std::vector<int> types, void *) { return types[1]; }
 
 // model[1] (int64) hidden[T,hidden] cos[P,D] sin[P,D] (float32) positions[T] slots[T] block_tables[B,W]
-// q_seq_lens[B] batch_valid_length[B] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32;
-// a bf16 cache is declared float32 too, with half the last dimension, as MindFormers' graph takes
-// caches of its compute type alone) -> hidden[T,hidden] after all layers and the final norm.
-// Row p of cos and sin is position p's. Writes the caches in place; a negative slot writes nothing.
+// q_seq_lens[B] batch_valid_length[B] rows[R] (int32) key_cache and value_cache[layers,NB,KH,BS*D]
+// (float32; a bf16 cache is declared float32 too, with half the last dimension, as MindFormers' graph
+// takes caches of its compute type alone) -> hidden[T,hidden] after all layers and the final norm, in
+// the rows of `rows`; the others may be unfinished. Row p of cos and sin is position p's. Writes the
+// caches in place; a negative slot writes nothing.
 EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *, void *) {
   const char *const name = "DecoderStack";
   Model *model = mindstream::find_model(*as<int64_t>(p[0]));
@@ -149,7 +150,7 @@ EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *
   const mindstream::Dims &d = model->dims();
   if (s[1][1] != d.hidden) return refuse(name, "hidden size", s[1][1], d.hidden);
   if (s[2][1] != d.head_dim) return refuse(name, "head size", s[2][1], d.head_dim);
-  for (int i = 9; i < 11; i++) {
+  for (int i = 10; i < 12; i++) {
     if (s[i][0] != d.layers) return refuse(name, "layers of the cache", s[i][0], d.layers);
     if (s[i][2] != d.kv_heads) return refuse(name, "KV heads of the cache", s[i][2], d.kv_heads);
     const int64_t block = d.block_size * d.head_dim / (d.cache == mindstream::Cache::kBf16 ? 2 : 1);
@@ -159,7 +160,7 @@ EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *
   a.tokens = s[1][0];
   a.sequences = s[6][0];
   a.table_width = s[6][1];
-  a.blocks = s[9][1];
+  a.blocks = s[10][1];
   a.cos = as<const float>(p[2]);
   a.sin = as<const float>(p[3]);
   a.positions = as<const int32_t>(p[4]);
@@ -167,17 +168,20 @@ EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *
   a.block_tables = as<const int32_t>(p[6]);
   a.q_lens = as<const int32_t>(p[7]);
   a.kv_lens = as<const int32_t>(p[8]);
-  a.key_cache = p[9];
-  a.value_cache = p[10];
-  a.hidden = as<float>(p[11]);
+  const int32_t *rows = as<const int32_t>(p[9]);
+  a.key_cache = p[10];
+  a.value_cache = p[11];
+  a.hidden = as<float>(p[12]);
   for (int64_t t = 0; t < a.tokens; t++)
     if (a.positions[t] < 0 || a.positions[t] >= s[2][0])
       return refuse(name, "position outside the rotary table", a.positions[t], s[2][0]);
+  for (int64_t i = 0; i < s[9][0]; i++)
+    if (rows[i] < 0 || rows[i] >= a.tokens) return refuse(name, "no such row", rows[i], a.tokens);
   const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
                              a.table_width, a.blocks, d.block_size};
   if (const int error = batch.check()) return error;
   std::memcpy(a.hidden, p[1], static_cast<size_t>(a.tokens * d.hidden) * sizeof(float));
-  model->run(a);
+  model->run(a, rows, s[9][0]);
   return 0;
 }
 

@@ -12,6 +12,7 @@ enum Stage {
   kInputNorm, kQkv, kRotate, kAttend, kMerge, kQuantizeAttended, kOut, kPostNorm, kGateUp, kQuantizeWide, kDown,
 };
 static_assert(kDown + 1 == mindstream::kLayerPhases, "a phase for each stage");
+static_assert(kAttend == mindstream::kCachePhases, "keys and values are written before it");
 
 constexpr int64_t kItemRows = 4;  // rows of an item that works row by row
 
@@ -26,6 +27,7 @@ inline int64_t used_rows(const StackArgs &s) {
 
 int64_t stack_items(const void *context, int64_t phase) {
   const StackArgs &s = *static_cast<const StackArgs *>(context);
+  phase += s.first_phase;
   const int64_t index = phase / mindstream::kLayerPhases;
   if (index == s.dims->layers) return row_items(s.tokens);
   const Layer &layer = s.layers[index];
@@ -80,6 +82,7 @@ void run_stage(const StackArgs &s, int64_t index, int64_t stage, int64_t item) {
 
 void run_stack(const void *context, int64_t phase, int64_t item) {
   const StackArgs &s = *static_cast<const StackArgs *>(context);
+  phase += s.first_phase;
   const int64_t index = phase / mindstream::kLayerPhases, stage = phase % mindstream::kLayerPhases;
   if (index == s.dims->layers) return final_norm(s, item);
   switch (s.dims->weights) {
