@@ -1,22 +1,20 @@
 """How many prompt tokens a step may carry while other requests are streaming. Pure.
 
 A token budget alone cannot say: what keeps streams smooth on one device makes them stutter on
-another. So the steps are measured, and prompts get as much time as the step's decodes take: a
-stream's gap stays about twice the usual one. But the streams lose the prompts' time anyway, and in
-small pieces it only takes longer until everybody streams: where many wait, prompts get more, up to
-the whole budget. Which step computes a token does not change the token.
+another. So the steps are measured, and prompts get a share of the time that the step's decodes
+take: a stream's gap stays under twice the usual one. But the streams lose the prompts' time in any
+case, and small pieces only make it take longer until everybody streams: where many wait, prompts get
+more, up to the whole budget. Which step computes a token does not change the token.
 """
 
 from __future__ import annotations
 
-_SHARE = (
-    1.0  # of the decodes' time; measured times scatter, and a step is to stay under three times
-)
-_WEIGHT_OF_WAITING = 8  # streams that one request without its first token counts for
+_SHARE = 0.6  # of the decodes' time; measured times scatter, and a gap is to stay under three usual
+_WEIGHT_OF_WAITING = 4  # streams that one request without its first token counts for
 _LEAST = 16  # prompt tokens; a prompt must get on
 _UNTRIED = 64  # prompt tokens in the first step that shows what they cost
 _WEIGHT = 0.2  # of a new measurement
-_CREDIBLE = 3.0  # a decode step longer than this many usual ones counts as so many
+_CREDIBLE = 1.5  # a decode step longer than this many usual ones counts as so many
 
 
 class Pacer:

@@ -19,14 +19,14 @@ def device(step: float, token: float, pacer: Pacer, steps: int, decodes: int = 8
 
 @pytest.mark.parametrize("token", [0.00001, 0.0002, 0.0005])
 @pytest.mark.parametrize("step", [0.02, 0.05])
-def test_a_step_with_a_prompt_takes_twice_as_long_as_one_without_and_no_more(
+def test_a_step_with_a_prompt_takes_less_than_twice_as_long_as_one_without(
     step: float, token: float
 ) -> None:
     pacer = Pacer()
     for _ in range(50):
         pacer.observe(8, 0, step)
     pacer.observe(0, 100, step + 100 * token)  # an earlier prompt
-    assert max(device(step, token, pacer, 50)) < 2.01 * step
+    assert max(device(step, token, pacer, 50)) < 2 * step
 
 
 def test_a_device_that_is_quick_at_prompts_gets_the_whole_budget() -> None:
@@ -56,13 +56,13 @@ def test_where_many_wait_they_get_more() -> None:
     pacer.observe(16, 0, 0.1)
     pacer.observe(0, 1000, 2.1)  # 2 ms a prompt token
     alone = pacer.allowance(512, 16, 1)
-    assert alone == pacer.allowance(512, 16, 2) == 50
-    assert pacer.allowance(512, 16, 8) == pytest.approx(4 * alone, abs=4)
-    assert pacer.allowance(512, 16, 32) == 512
+    assert alone == pacer.allowance(512, 16, 4) == pytest.approx(30, abs=1)
+    assert pacer.allowance(512, 16, 16) == pytest.approx(4 * alone, abs=4)
+    assert pacer.allowance(512, 16, 64) == 512
 
 
 def test_it_learns_that_the_device_became_slower() -> None:
     pacer = Pacer()
     pacer.observe(8, 0, 0.05)
     pacer.observe(0, 100, 0.06)
-    assert device(0.05, 0.001, pacer, 40)[-1] < 0.101
+    assert device(0.05, 0.001, pacer, 40)[-1] < 0.1
