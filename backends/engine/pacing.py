@@ -3,8 +3,8 @@
 A token budget alone cannot say: what keeps streams smooth on one device makes them stutter on
 another. So the steps are measured, and prompts get a share of the time that the step's decodes
 take: a stream's gap stays under twice the usual one. But the streams lose the prompts' time in any
-case, and small pieces only make it take longer until everybody streams: where many wait, prompts get
-more, up to the whole budget. Which step computes a token does not change the token.
+case, and small pieces only make it take longer until everybody streams: where many wait, prompts
+get more, up to the whole budget. Which step computes a token does not change the token.
 """
 
 from __future__ import annotations

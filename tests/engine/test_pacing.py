@@ -58,7 +58,7 @@ def test_where_many_wait_they_get_more() -> None:
     alone = pacer.allowance(512, 16, 1)
     assert alone == pacer.allowance(512, 16, 4) == pytest.approx(30, abs=1)
     assert pacer.allowance(512, 16, 16) == pytest.approx(4 * alone, abs=4)
-    assert pacer.allowance(512, 16, 64) == 512
+    assert pacer.allowance(512, 16, 80) == 512
 
 
 def test_it_learns_that_the_device_became_slower() -> None:
