@@ -9,7 +9,20 @@
 #include <sys/mman.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace mindstream {
+
+// Between things that share one piece of memory: AddressSanitizer reports who touches it.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kRedZone = 64;
+inline void forbid(void *at, size_t bytes) { __asan_poison_memory_region(at, bytes); }
+#else
+constexpr size_t kRedZone = 0;
+inline void forbid(void *, size_t) {}
+#endif
 
 class Memory {
  public:

@@ -37,13 +37,32 @@ Model::Model(const Dims &dims) : dims_(dims) {
   const int64_t attended = dims.heads * dims.head_dim, kv = dims.kv_heads * dims.head_dim;
   for (int64_t i = 0; i < dims.layers; i++) {
     auto layer = std::make_unique<LayerData>();
-    layer->qkv.allocate(attended + 2 * kv, dims.hidden, dims.weights);
-    layer->out.allocate(dims.hidden, attended, dims.weights);
-    layer->gate_up.allocate(2 * dims.intermediate, dims.hidden, dims.weights);
-    layer->down.allocate(dims.hidden, dims.intermediate, dims.weights);
+    layer->qkv.shape(attended + 2 * kv, dims.hidden, dims.weights);
+    layer->out.shape(dims.hidden, attended, dims.weights);
+    layer->gate_up.shape(2 * dims.intermediate, dims.hidden, dims.weights);
+    layer->down.shape(dims.hidden, dims.intermediate, dims.weights);
     data_.push_back(std::move(layer));
   }
-  head_.allocate(dims.vocab, dims.hidden, dims.weights);
+  head_.shape(dims.vocab, dims.hidden, dims.weights);
+  place_weights();
+}
+
+// One piece of memory for all, in the order in which a step reads them: small matrices of their own
+// would lie on small pages, and what is asked for behind the end of one is the begin of the next.
+void Model::place_weights() {
+  std::vector<PackedMatrix *> all;
+  for (const auto &layer : data_)
+    for (PackedMatrix *matrix : {&layer->qkv, &layer->out, &layer->gate_up, &layer->down}) all.push_back(matrix);
+  all.push_back(&head_);
+  size_t total = 0;
+  for (const PackedMatrix *matrix : all) total += matrix->bytes() + kRedZone;
+  weights_.reserve(total);
+  char *at = weights_.as<char>();
+  for (PackedMatrix *matrix : all) {
+    matrix->place(at);
+    at += matrix->bytes() + kRedZone;
+    forbid(at - kRedZone, kRedZone);
+  }
 }
 
 void Model::put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total) {

@@ -40,6 +40,7 @@ class Model {
     uint32_t present = 0;  // bits of Tensor
   };
 
+  void place_weights();
   void put_global(Tensor what, const Source &source);
   void put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total);
   void plan_attention(StackArgs &args);
@@ -51,7 +52,7 @@ class Model {
   std::vector<std::unique_ptr<LayerData>> data_;
   std::vector<Layer> layers_;
   PackedMatrix head_;
-  Memory embedding_, final_norm_;
+  Memory weights_, embedding_, final_norm_;
   bool has_head_ = false;
   std::vector<AttentionItem> items_;
   Memory qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_;

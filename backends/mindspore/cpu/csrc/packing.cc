@@ -105,19 +105,31 @@ void Source::read(int64_t row, float *to) const {
     to[i] = type == SourceType::kBf16 ? from_bits(static_cast<uint32_t>(from[i]) << 16) : half_to_float(from[i]);
 }
 
-void PackedMatrix::allocate(int64_t columns, int64_t depth, Weights kind) {
+void PackedMatrix::shape(int64_t columns, int64_t depth, Weights kind) {
   matrix.columns = columns;
   matrix.depth = depth;
   matrix.kind = kind;
-  const size_t slabs = static_cast<size_t>(matrix.slabs());
-  if (kind == Weights::kInt8) {
-    data.reserve(slabs * static_cast<size_t>(groups(depth)) * kGroup * kSlab);
-    scales.reserve(slabs * static_cast<size_t>(groups(depth)) * kSlab * 4);
-  } else {
-    data.reserve(slabs * static_cast<size_t>(depth) * kSlab * (kind == Weights::kF32 ? 4 : 2));
-  }
-  matrix.data = data.as<void>();
-  matrix.scales = scales.as<float>();
+}
+
+namespace {
+
+// A slab is a multiple of 64 bytes in every format.
+size_t data_bytes(const Matrix &m) {
+  const int64_t values = m.slabs() * kSlab;
+  if (m.kind == Weights::kInt8) return static_cast<size_t>(values * groups(m.depth) * kGroup);
+  return static_cast<size_t>(values * m.depth * (m.kind == Weights::kF32 ? 4 : 2));
+}
+
+}  // namespace
+
+size_t PackedMatrix::bytes() const {
+  const int64_t scales = matrix.kind == Weights::kInt8 ? matrix.slabs() * groups(matrix.depth) * kSlab : 0;
+  return data_bytes(matrix) + static_cast<size_t>(scales) * sizeof(float);
+}
+
+void PackedMatrix::place(char *at) {
+  matrix.data = at;
+  matrix.scales = reinterpret_cast<float *>(at + data_bytes(matrix));
 }
 
 void PackedMatrix::pack(const Source &source, Place place, int64_t first) {

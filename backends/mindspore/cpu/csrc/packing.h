@@ -26,8 +26,10 @@ enum class Place { kBehind, kGate, kUp };
 
 struct PackedMatrix {
   Matrix matrix;
-  Memory data, scales;
-  void allocate(int64_t columns, int64_t depth, Weights kind);
+  void shape(int64_t columns, int64_t depth, Weights kind);
+  size_t bytes() const;
+  // Gives it its memory, bytes() from `at` on, at a multiple of 64.
+  void place(char *at);
   // Packs all rows of the source on all threads: kBehind from column `first` on, kGate and kUp as
   // alternating 16 columns.
   void pack(const Source &source, Place place, int64_t first);
