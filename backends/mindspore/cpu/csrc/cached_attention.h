@@ -2,7 +2,7 @@
 // KV head holds its keys in groups of 16 with the keys side by side, [group][D / n][16][n], and its
 // values with the dimensions side by side, [block_size / n][D][n], where n is 2 for bf16, 1 for f32.
 //
-// Softmax runs online over 64 keys; 512 keys, counted from the start of the sequence, make a partial
+// Softmax runs online over 128 keys; 512 keys, counted from the start of the sequence, make a partial
 // result, and partial results are merged in order. Which thread computes which partial result does
 // not matter, so neither the batch nor the threads change a bit.
 #pragma once
@@ -16,7 +16,7 @@ using mindstream::kChunkKeys;
 using mindstream::StackArgs;
 
 constexpr int kHeadDim = 256;  // largest head size
-constexpr int kSpan = 64;      // keys of one softmax step
+constexpr int kSpan = 128;     // keys of one softmax step
 
 template <Cache C>
 struct CacheFormat {
@@ -165,24 +165,26 @@ struct Attend {
     }
   }
 
-  void softmax(int r, int64_t n) const {
+  // Of row r's scores in [0, count), of which it sees n.
+  void softmax(int r, int64_t n, int64_t count) const {
+    const int64_t all = (count + 15) / 16 * 16;
     float *x = tile.scores[r];
     if (n <= 0) {
       memset(tile.weights[r], 0, sizeof(tile.weights[r]));
       tile.keep[r] = 1;
       return;
     }
-    for (int64_t j = n; j < kSpan; j++) x[j] = -INFINITY;
+    for (int64_t j = n; j < all; j++) x[j] = -INFINITY;
     vf best = load(x);
-    for (int j = kLanes; j < kSpan; j += kLanes) best = max(best, load(x + j));
+    for (int64_t j = kLanes; j < all; j += kLanes) best = max(best, load(x + j));
     const float top = larger(tile.top[r], largest(best));
     vf total = {};
-    for (int j = 0; j < kSpan; j += kLanes) {
+    for (int64_t j = 0; j < all; j += kLanes) {
       const vf weight = exp(load(x + j) - splat(top));
       store(x + j, weight);
       total += weight;
     }
-    make_units(x, tile.weights[r], kSpan);
+    make_units(x, tile.weights[r], all);
     tile.keep[r] = exp(splat(tile.top[r] - top))[0];
     tile.top[r] = top;
     tile.total[r] = tile.total[r] * tile.keep[r] + sum(total);
@@ -227,7 +229,7 @@ struct Attend {
     for (int64_t start = begin; start < end; start += kSpan) {
       const int64_t count = smaller<int64_t>(kSpan, end - start);
       scores(start, count);
-      for (int r = 0; r < R; r++) softmax(r, smaller<int64_t>(count, tile.seen[r] - start));
+      for (int r = 0; r < R; r++) softmax(r, smaller<int64_t>(count, tile.seen[r] - start), count);
       add_values(start, count);
     }
   }
