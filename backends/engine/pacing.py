@@ -10,7 +10,7 @@ get more, up to the whole budget. Which step computes a token does not change th
 from __future__ import annotations
 
 _SHARE = 0.6  # of the decodes' time; measured times scatter, and a gap is to stay under three usual
-_WEIGHT_OF_WAITING = 4  # streams that one request without its first token counts for
+_WEIGHT_OF_WAITING = 16  # of the square of waiting to streaming: a quarter changes nothing
 _LEAST = 16  # prompt tokens; a prompt must get on
 _UNTRIED = 64  # prompt tokens in the first step that shows what they cost
 _WEIGHT = 0.2  # of a new measurement
@@ -47,7 +47,7 @@ class Pacer:
             return budget
         if self._token is None:
             return min(budget, _UNTRIED)
-        time = _SHARE * self._decode * max(1.0, _WEIGHT_OF_WAITING * prompts / decodes)
+        time = _SHARE * self._decode * max(1.0, _WEIGHT_OF_WAITING * (prompts / decodes) ** 2)
         if time >= self._token * budget:
             return budget
         return min(budget, max(_LEAST, int(time / self._token)))
