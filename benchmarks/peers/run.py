@@ -81,6 +81,13 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work-dir", default=str(Path.home() / ".cache" / "mindstream-peers"))
     parser.add_argument("--llama-server", default=shutil.which("llama-server"))
+    parser.add_argument(
+        "--llama-weights",
+        choices=["bf16", "f16"],
+        nargs="+",
+        default=["bf16"],
+        help="a server each",
+    )
     parser.add_argument("--openvino-model", help="the same model exported by optimum-intel as well")
     parser.add_argument("--vllm-python", help="Python of an environment with vLLM's CPU build")
     parser.add_argument(
@@ -107,8 +114,10 @@ def _start(
             ir = Path(options.openvino_model).absolute()
             found.append(OpenVino("OpenVINO GenAI, exported IR", python, ir))
     if options.llama_server and "llama.cpp" not in options.without:
-        model, log = _gguf(model_dir, work_dir, "bf16"), work_dir / "llama-server.log"
-        found.append(LlamaCpp(Path(options.llama_server), model, max(options.streams), log))
+        for kind in options.llama_weights:
+            model, log = _gguf(model_dir, work_dir, kind), work_dir / f"llama-server-{kind}.log"
+            name, binary = f"llama.cpp server {kind}", Path(options.llama_server)
+            found.append(LlamaCpp(name, binary, model, max(options.streams), log))
     if options.vllm_python and "vllm" not in options.without:
         found.append(Vllm(Path(options.vllm_python), model_dir, work_dir / "vllm.log"))
 
