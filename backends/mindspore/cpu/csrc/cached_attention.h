@@ -63,8 +63,18 @@ inline void write_value(char *block, int64_t offset, const float *x, int64_t dim
   if constexpr (C == Cache::kF32) {
     memcpy(block + offset * dim * 4, x, dim * 4);
   } else {
-    uint16_t *to = reinterpret_cast<uint16_t *>(block) + offset / 2 * 2 * dim + offset % 2;
-    for (int64_t d = 0; d < dim; d++) to[2 * d] = (uint16_t)to_bf16(x[d]);
+    uint16_t *to = reinterpret_cast<uint16_t *>(block) + offset / 2 * 2 * dim;
+#if defined(__AVX512BF16__)
+    // Only its own halves: another thread may be writing the other token's.
+    const __m128i shift = _mm_cvtsi32_si128(offset % 2 ? 16 : 0);
+    const __mmask32 own = offset % 2 ? 0xaaaaaaaau : 0x55555555u;
+    for (int64_t d = 0; d < dim; d += 16) {
+      const __m256i halves = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + d));
+      _mm512_mask_storeu_epi16(to + 2 * d, own, _mm512_sll_epi32(_mm512_cvtepu16_epi32(halves), shift));
+    }
+#else
+    for (int64_t d = 0; d < dim; d++) to[2 * d + offset % 2] = (uint16_t)to_bf16(x[d]);
+#endif
   }
 }
 
@@ -167,7 +177,7 @@ struct Attend {
 
   // Of row r's scores in [0, count), of which it sees n.
   void softmax(int r, int64_t n, int64_t count) const {
-    const int64_t all = (count + 15) / 16 * 16;
+    const int64_t all = (count + kSlab - 1) / kSlab * kSlab;
     float *x = tile.scores[r];
     if (n <= 0) {
       memset(tile.weights[r], 0, sizeof(tile.weights[r]));
@@ -179,12 +189,16 @@ struct Attend {
     for (int64_t j = kLanes; j < all; j += kLanes) best = max(best, load(x + j));
     const float top = larger(tile.top[r], largest(best));
     vf total = {};
-    for (int64_t j = 0; j < all; j += kLanes) {
-      const vf weight = exp(load(x + j) - splat(top));
-      store(x + j, weight);
-      total += weight;
+    for (int64_t j = 0; j < all; j += kSlab) {
+      float weights[kSlab];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; v++) {
+        const vf weight = exp(load(x + j + v * kLanes) - splat(top));
+        store(weights + v * kLanes, weight);
+        total += weight;
+      }
+      make_units(weights, tile.weights[r] + j / kDepth, kSlab);
     }
-    make_units(x, tile.weights[r], all);
     tile.keep[r] = exp(splat(tile.top[r] - top))[0];
     tile.top[r] = top;
     tile.total[r] = tile.total[r] * tile.keep[r] + sum(total);
