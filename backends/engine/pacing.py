@@ -9,7 +9,7 @@ get more, up to the whole budget. Which step computes a token does not change th
 
 from __future__ import annotations
 
-_SHARE = 0.6  # of the decodes' time; measured times scatter, and a gap is to stay under three usual
+_SHARE = 0.5  # of the decodes' time; measured times scatter, and a gap is to stay under three usual
 _WEIGHT_OF_WAITING = 16  # of the square of waiting to streaming: a quarter changes nothing
 _LEAST = 16  # prompt tokens; a prompt must get on
 _UNTRIED = 64  # prompt tokens in the first step that shows what they cost
