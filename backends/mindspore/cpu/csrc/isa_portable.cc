@@ -1,14 +1,6 @@
 // Compiled with the flags setup.py gives this instruction set.
-#include "attention.h"
-#include "stack.h"
+#include "kernel_table.h"
 
 namespace mindstream {
-extern const Kernels kPortable = {
-    "portable",
-    kTile,
-    row_bytes,
-    {attention_items, run_attention},
-    {stack_items, run_stack},
-    {head_items, run_head},
-};
+extern const Kernels kPortable = kernel_table("portable");
 }  // namespace mindstream
