@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,3 +154,12 @@ def reference_tokens(request: GenerationRequest) -> list[int]:
         if token in request.eos_token_ids:
             break
     return output
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, which only its parent can bury, is dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in "ZX"

@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
 
 from mindstream.backends.engine import EngineBackend
 from mindstream.backends.engine.restarts import Patience
-from mindstream.backends.engine.testing import EXITS, reference_tokens
+from mindstream.backends.engine.testing import EXITS, is_alive, reference_tokens
 from mindstream.plugin.backend import State
 from mindstream.plugin.defaults import resolve_defaults
 from mindstream.plugin.errors import BackendFailed, GenerationTimeout, Overloaded
@@ -51,15 +50,6 @@ async def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> No
     while not condition():
         assert time.monotonic() < until, "it did not happen"
         await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie, which only its parent can bury, is dead."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX"
 
 
 def pid_of(backend: EngineBackend) -> int:

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from mindstream.backends.engine.testing import is_alive
+
 Serve = Callable[..., Any]
 Json = dict[str, Any]
 
@@ -160,15 +162,6 @@ def engine_of(server: Any) -> int:
     """Process id of the server's engine."""
     (engine,) = engines_of(server)
     return engine
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie, which only its parent can bury, is dead."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[0] not in "ZX"
 
 
 async def gone(pid: int) -> None:
