@@ -194,7 +194,6 @@ void Model::reserve(StackArgs &args) {
 }
 
 void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
-  const int64_t phases = dims_.layers * kLayerPhases + 1, cached = (dims_.layers - 1) * kLayerPhases + kCachePhases;
   args.dims = &dims_;
   args.threads = thread_count();
   args.layers = layers_.data();
@@ -205,7 +204,7 @@ void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
   reserve(args);
   // Nobody reads the other rows after the last layer has written their keys and values.
   const bool choose = args.tokens - count >= kFewRows;
-  run_parallel({&args, choose ? cached : phases, kernels().stack.items, kernels().stack.run});
+  run_parallel({&args, choose ? cached_phases() : phases(), kernels().stack.items, kernels().stack.run});
   if (choose) finish_rows(args, rows, count);
 }
 
@@ -213,7 +212,7 @@ void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
 void Model::finish_rows(const StackArgs &all, const int32_t *rows, int64_t count) {
   const int64_t hidden = dims_.hidden, width = qkv_width(), tables = all.table_width;
   StackArgs args = all;
-  args.first_phase = (dims_.layers - 1) * kLayerPhases + kCachePhases;
+  args.first_phase = cached_phases();
   args.tokens = args.sequences = count;
   chosen_hidden_.reserve(static_cast<size_t>(count * hidden) * sizeof(float));
   chosen_qkv_.reserve(static_cast<size_t>(count * width) * sizeof(float));
@@ -237,7 +236,7 @@ void Model::finish_rows(const StackArgs &all, const int32_t *rows, int64_t count
   args.block_tables = chosen_tables_.data();
   plan_attention(args);
   reserve(args);
-  run_parallel({&args, kLayerPhases - kCachePhases + 1, kernels().stack.items, kernels().stack.run});
+  run_parallel({&args, phases() - args.first_phase, kernels().stack.items, kernels().stack.run});
   for (int64_t i = 0; i < count; i++)
     std::memcpy(all.hidden + rows[i] * hidden, args.hidden + i * hidden, static_cast<size_t>(hidden) * sizeof(float));
 }

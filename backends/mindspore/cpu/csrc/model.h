@@ -32,6 +32,9 @@ class Model {
   void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
 
  private:
+  int64_t phases() const { return dims_.layers * kLayerPhases + 1; }
+  // Those after which all keys and values are written.
+  int64_t cached_phases() const { return (dims_.layers - 1) * kLayerPhases + kCachePhases; }
   int64_t qkv_width() const { return (dims_.heads + 2 * dims_.kv_heads) * dims_.head_dim; }
 
   struct LayerData {
