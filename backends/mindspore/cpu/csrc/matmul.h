@@ -33,30 +33,32 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, const Tile &tile, in
   }
 }
 
-// The rows of a product are cut into tiles, as equal as can be, and these into parts. Its work is one
-// part after the other, in a part one slab after the other, and in a slab one tile after the other. It
-// is cut into items that get smaller: long runs of memory are read faster than single slabs, and the
-// small items at the end let all threads finish together.
+// The rows of a product are cut into tiles, as equal as can be. Of few tiles each thread gets all rows
+// and its share of the slabs: memory is what takes the time, and every weight is read once. Of many it
+// gets its share of the tiles and all slabs: its rows stay in its own core's caches from one product to
+// the next. A share's tiles are cut into parts; its work is one part after the other, in a part one
+// slab after the other, and in a slab one tile after the other. It is cut into items that get smaller:
+// long runs of memory are read faster than single slabs, and the small items at the end are what other
+// threads take over, so that all finish together.
 struct Run {
   int64_t begin, end;
 };
 
-inline int64_t run_length(int64_t left, int64_t threads) {
-  return (3 * left + 4 * threads - 1) / (4 * threads);
-}
+inline int64_t run_length(int64_t left) { return (3 * left + 3) / 4; }
 
-inline int64_t run_count(int64_t total, int64_t threads) {
+inline int64_t run_count(int64_t total) {
   int64_t count = 0;
-  for (int64_t left = total; left > 0; count++) left -= run_length(left, threads);
+  for (int64_t left = total; left > 0; count++) left -= run_length(left);
   return count;
 }
 
-inline Run nth_run(int64_t total, int64_t threads, int64_t n) {
+inline Run nth_run(int64_t total, int64_t n) {
   int64_t begin = 0;
-  while (n-- > 0) begin += run_length(total - begin, threads);
-  return {begin, begin + run_length(total - begin, threads)};
+  while (n-- > 0) begin += run_length(total - begin);
+  return {begin, begin + run_length(total - begin)};
 }
 
+constexpr int64_t kThreadTiles = 4;  // from so many on a thread has rows of its own
 constexpr int64_t kPartTiles = 10;  // their activations stay in the second-level cache
 
 #if defined(MINDSTREAM_AMX)
@@ -84,8 +86,29 @@ inline int64_t tile_rows(Weights kind, int64_t rows) {
   return tiles ? (rows + tiles - 1) / tiles : 1;
 }
 
+// What one thread begins with.
+struct Share {
+  Run tiles, slabs;
+  int64_t units() const { return (tiles.end - tiles.begin) * (slabs.end - slabs.begin); }
+};
+
+inline Run share_of(int64_t count, int64_t threads, int64_t rank) {
+  return {count * rank / threads, count * (rank + 1) / threads};
+}
+
+inline Share nth_share(const Matrix &m, int64_t rows, int64_t threads, int64_t rank) {
+  const int64_t tiles = tile_count(m.kind, rows);
+  if (tiles >= kThreadTiles * threads) return {share_of(tiles, threads, rank), {0, m.slabs()}};
+  return {{0, tiles}, share_of(m.slabs(), threads, rank)};
+}
+
+// The last share is the largest.
+inline int64_t share_items(const Matrix &m, int64_t rows, int64_t threads) {
+  return run_count(nth_share(m, rows, threads, threads - 1).units());
+}
+
 inline int64_t matmul_items(const Matrix &m, int64_t rows, int64_t threads) {
-  return run_count(m.slabs() * tile_count(m.kind, rows), threads);
+  return threads * share_items(m, rows, threads);
 }
 
 // A product's one item among all: see matmul_items.
@@ -107,13 +130,16 @@ __attribute__((noinline)) void tile_product(const Matrix &m, const Rows &rows, T
 // Calls product(tile, rows of the tile, slab) for all of an item.
 template <class Product>
 INLINE void each_tile(const Matrix &m, const Piece &piece, const Product &product) {
-  const int64_t tiles = tile_count(m.kind, piece.rows), parts = (tiles + kPartTiles - 1) / kPartTiles;
-  const int64_t most = (tiles + parts - 1) / parts, part_units = m.slabs() * most;
-  const Run run = nth_run(m.slabs() * tiles, piece.threads, piece.item);
+  const int64_t items = share_items(m, piece.rows, piece.threads), all = tile_count(m.kind, piece.rows);
+  const Share share = nth_share(m, piece.rows, piece.threads, piece.item / items);
+  const int64_t tiles = share.tiles.end - share.tiles.begin, parts = (tiles + kPartTiles - 1) / kPartTiles;
+  const int64_t most = (tiles + parts - 1) / parts, part_units = (share.slabs.end - share.slabs.begin) * most;
+  const Run run = nth_run(share.units(), piece.item % items);
   for (int64_t unit = run.begin; unit < run.end; unit++) {
     const int64_t first = unit / part_units * most, turns = smaller(most, tiles - first);
-    const int64_t slab = unit % part_units / turns, turn = unit % part_units % turns;
-    const int64_t begin = piece.rows * (first + turn) / tiles, end = piece.rows * (first + turn + 1) / tiles;
+    const int64_t slab = share.slabs.begin + unit % part_units / turns, turn = unit % part_units % turns;
+    const int64_t tile = share.tiles.begin + first + turn;
+    const int64_t begin = piece.rows * tile / all, end = piece.rows * (tile + 1) / all;
     product(Tile{begin, turn, turns}, end - begin, slab);
   }
 }

@@ -177,10 +177,10 @@ void Model::plan_attention(StackArgs &args) {
   const RaggedShape shape = {args.q_lens, args.kv_lens, args.sequences, dims_.heads, dims_.kv_heads};
   int64_t longest = 0;
   for (int64_t b = 0; b < args.sequences; b++) longest = std::max<int64_t>(longest, args.kv_lens[b]);
-  attention_items(shape, kernels().tile, 0, items_);
+  attention_items(shape, kernels().tile, 0, args.threads, items_);
   const bool few = static_cast<int64_t>(items_.size()) < 4 * thread_count();
   args.chunks = few && longest > kChunkKeys ? (longest + kChunkKeys - 1) / kChunkKeys : 0;
-  if (args.chunks) attention_items(shape, kernels().tile, kChunkKeys, items_);
+  if (args.chunks) attention_items(shape, kernels().tile, kChunkKeys, args.threads, items_);
   args.items = items_.data();
   args.item_count = static_cast<int64_t>(items_.size());
 }

@@ -99,7 +99,7 @@ EXPORT int PagedAttention(int, void **p, int *, int64_t **s, const char **, void
   const bool few = a.tokens * a.kv_heads < 4 * mindstream::thread_count();
   std::vector<mindstream::AttentionItem> items;
   mindstream::attention_items({a.q_lens, a.kv_lens, a.sequences, a.heads, a.kv_heads},
-                              few ? 1 : kAttentionRows, 0, items);
+                              few ? 1 : kAttentionRows, 0, mindstream::thread_count(), items);
   a.items = items.data();
   a.item_count = static_cast<int64_t>(items.size());
   const mindstream::Phases &phases = mindstream::kernels().attention;

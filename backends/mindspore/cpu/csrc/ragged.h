@@ -13,8 +13,10 @@ struct RaggedShape {
 };
 
 // At most `tile` query rows (tokens times heads of one KV head) an item. chunk_keys 0: all keys in
-// one item; else an item for every so many keys. The longest items come first.
-inline void attention_items(const RaggedShape &s, int64_t tile, int64_t chunk_keys, std::vector<AttentionItem> &items) {
+// one item; else an item for every so many keys. In the order of the rows, so that a thread begins with
+// rows of its own, but in each thread's share the longest first.
+inline void attention_items(const RaggedShape &s, int64_t tile, int64_t chunk_keys, int64_t threads,
+                            std::vector<AttentionItem> &items) {
   items.clear();
   const int64_t per_kv = s.heads / s.kv_heads, heads = std::min(per_kv, tile), rows = tile / heads;
   int64_t first_token = 0;
@@ -36,7 +38,10 @@ inline void attention_items(const RaggedShape &s, int64_t tile, int64_t chunk_ke
           items.push_back(item);
         }
       }
-  std::stable_sort(items.begin(), items.end(), [](const AttentionItem &x, const AttentionItem &y) { return x.seen > y.seen; });
+  const int64_t count = static_cast<int64_t>(items.size());
+  for (int64_t rank = 0; rank < threads; rank++)
+    std::stable_sort(items.begin() + count * rank / threads, items.begin() + count * (rank + 1) / threads,
+                     [](const AttentionItem &x, const AttentionItem &y) { return x.seen > y.seen; });
 }
 
 }  // namespace mindstream

@@ -29,12 +29,17 @@ int default_threads() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-// The phase a job is in and how many of its items nobody has claimed yet, in one word: a claim is
+// The phase a job is in and how many of a rank's items nobody has claimed yet, in one word: a claim is
 // one compare-and-swap, and nothing of a job is read before a claim has succeeded. A job cannot end
 // while an item is claimed, so what is read then is alive.
 constexpr int kItemBits = 40;
 constexpr uint64_t kItems = (uint64_t{1} << kItemBits) - 1;
-constexpr uint64_t kNoJob = ~uint64_t{0} << kItemBits;
+
+// The items [.., end) of a phase that one rank is the first to claim.
+struct alignas(64) Range {
+  std::atomic<uint64_t> word{0};
+  int64_t end = 0;  // written before the word that opens a phase
+};
 
 class Pool {
  public:
@@ -52,12 +57,13 @@ class Pool {
     std::lock_guard<std::mutex> lock(call_);
     if (wanted_ != size_ || pid_ != getpid()) restart();
     job_ = &job;
+    open_.store(true, std::memory_order_seq_cst);
     enter(0);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> wake(sleep_);
       awake_.notify_all();
     }
-    take_part();
+    take_part(0);
   }
 
   ~Pool() {
@@ -72,33 +78,48 @@ class Pool {
     const Job &job = *job_;
     int64_t count = 0;
     while (phase < job.phases && (count = job.items(job.context, phase)) == 0) phase++;
+    if (phase == job.phases) return open_.store(false, std::memory_order_release);
     total_ = count;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t open = phase < job.phases ? static_cast<uint64_t>(phase) << kItemBits | static_cast<uint64_t>(count) : kNoJob;
-    word_.store(open, std::memory_order_seq_cst);
-  }
-
-  // Works until the job has ended.
-  void take_part() {
-    int spins = 0;
-    for (uint64_t word; (word = word_.load(std::memory_order_acquire)) != kNoJob;) {
-      if ((word & kItems) == 0) {
-        // Another process may hold the core that the last item's thread needs.
-        if (++spins < 2000)
-          relax();
-        else
-          sched_yield();
-      } else if (word_.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_relaxed)) {
-        spins = 0;
-        finish(static_cast<int64_t>(word >> kItemBits), static_cast<int64_t>(word & kItems));
-      }
+    const int64_t ranks = static_cast<int64_t>(ranges_.size());
+    for (int64_t rank = 0; rank < ranks; rank++) {
+      Range &range = ranges_[static_cast<size_t>(rank)];
+      range.end = count * (rank + 1) / ranks;
+      const int64_t length = range.end - count * rank / ranks;
+      range.word.store(static_cast<uint64_t>(phase) << kItemBits | static_cast<uint64_t>(length), std::memory_order_release);
     }
   }
 
-  void finish(int64_t phase, int64_t unclaimed) {
+  // Works until the job has ended: first on what is its rank's, then on what others have not begun.
+  void take_part(size_t rank) {
+    int spins = 0;
+    while (open_.load(std::memory_order_acquire)) {
+      bool worked = false;
+      for (size_t i = 0; i < ranges_.size() && !worked; i++) worked = work(ranges_[(rank + i) % ranges_.size()]);
+      if (worked)
+        spins = 0;
+      else if (++spins < 2000)
+        relax();
+      else  // another process may hold the core that the last item's thread needs
+        sched_yield();
+    }
+  }
+
+  // Does one item of the range; false if there is none.
+  bool work(Range &range) {
+    uint64_t word = range.word.load(std::memory_order_acquire);
+    while ((word & kItems) != 0)
+      if (range.word.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        finish(static_cast<int64_t>(word >> kItemBits), range.end - static_cast<int64_t>(word & kItems));
+        return true;
+      }
+    return false;
+  }
+
+  void finish(int64_t phase, int64_t item) {
     const Job &job = *job_;
     const int64_t total = total_;
-    job.run(job.context, phase, total - unclaimed);
+    job.run(job.context, phase, item);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) enter(phase + 1);
   }
 
@@ -121,21 +142,22 @@ class Pool {
     workers_.clear();
     pid_ = getpid();
     size_ = wanted_;
-    for (int rank = 1; rank < size_; rank++)
-      workers_.emplace_back([this] {
-        while (await_job()) take_part();
+    ranges_ = std::vector<Range>(static_cast<size_t>(size_));
+    for (size_t rank = 1; rank < ranges_.size(); rank++)
+      workers_.emplace_back([this, rank] {
+        while (await_job()) take_part(rank);
       });
   }
 
   bool await_job() {
     for (int spins = 0; spins < kIdleSpins; spins++) {
-      if (word_.load(std::memory_order_acquire) != kNoJob) return true;
+      if (open_.load(std::memory_order_acquire)) return true;
       if (stopping_.load(std::memory_order_relaxed)) return false;
       relax();
     }
     std::unique_lock<std::mutex> lock(sleep_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    awake_.wait(lock, [this] { return word_.load(std::memory_order_seq_cst) != kNoJob || stopping_.load(); });
+    awake_.wait(lock, [this] { return open_.load(std::memory_order_seq_cst) || stopping_.load(); });
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     return !stopping_.load();
   }
@@ -146,13 +168,14 @@ class Pool {
   int wanted_ = default_threads(), size_ = 0;
   pid_t pid_ = 0;
   std::vector<std::thread> workers_;
-  const Job *job_ = nullptr;  // written, as total_, before the word that opens a phase
+  std::vector<Range> ranges_;  // one a thread
+  const Job *job_ = nullptr;   // written, as total_, before the words that open a phase
   int64_t total_ = 0;
   std::mutex sleep_;
   std::condition_variable awake_;
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<uint64_t> word_{kNoJob};
+  alignas(64) std::atomic<bool> open_{false};  // a job is under way
   alignas(64) std::atomic<int64_t> done_{0};
 };
 
