@@ -94,7 +94,7 @@ void rotate_and_store(const StackArgs &s, int64_t index, int64_t begin, int64_t 
   const mindstream::Dims &d = *s.dims;
   const mindstream::Layer &layer = s.layers[index];
   const int64_t dim = d.head_dim, width = (d.heads + 2 * d.kv_heads) * dim;
-  const float scale = 1.0f / sqrtf((float)dim);
+  const float scale = kLog2E / sqrtf((float)dim);  // softmax takes powers of 2
   for (int64_t t = begin; t < end; t++) {
     float *row = s.qkv + t * width;
     const float *cos = s.cos + s.positions[t] * dim, *sin = s.sin + s.positions[t] * dim;
@@ -115,16 +115,17 @@ void rotate_and_store(const StackArgs &s, int64_t index, int64_t begin, int64_t 
   }
 }
 
-// R rows (query token, head) that read the same keys.
+// R rows (query token, head) that read the same keys. Scores are logarithms to base 2.
 template <Cache C, int R>
 struct QueryTile {
-  static constexpr int kDepth = CacheFormat<C>::kDepth;
+  static constexpr int kDepth = CacheFormat<C>::kDepth, kPadded = (R + kLanes - 1) / kLanes * kLanes;
   typedef typename CacheFormat<C>::Step Step;
   typename Step::Unit q[R][kHeadDim / kDepth], weights[R][kSpan / kDepth];
-  float scores[R][kSpan], keep[R];
-  float top[R], total[R], out[R][kHeadDim];                    // of the chunk
-  float all_top[R], all_total[R], all_out[R][kHeadDim];  // of the chunks before
-  int64_t seen[R];                                       // keys of each row
+  float scores[R][kSpan];
+  float best[kPadded], keep[kPadded], sums[kPadded];           // of a span
+  float top[kPadded], total[kPadded], out[R][kHeadDim];        // of the chunk
+  float all_top[R], all_total[R], all_out[R][kHeadDim];        // of the chunks before
+  int64_t seen[R];                                             // keys of each row
 };
 
 struct Merge {
@@ -134,7 +135,7 @@ struct Merge {
 // How much each side counts when a partial result joins those before it.
 inline Merge merge_weights(float &top, float &total, float part_top, float part_total) {
   const float best = larger(top, part_top);
-  const Merge m = {exp(splat(top - best))[0], exp(splat(part_top - best))[0]};
+  const Merge m = {exp2(splat(top - best))[0], exp2(splat(part_top - best))[0]};
   top = best;
   total = total * m.before + part_total * m.now;
   return m;
@@ -162,88 +163,128 @@ struct Attend {
   }
 
   void scores(int64_t start, int64_t count) const {
-    for (int64_t i = 0; i < count; i += kSlab) {
-      const char *b0 = group(cache.keys, start + i);
-      const char *b1 = i + 16 < count ? group(cache.keys, start + i + 16) : b0;
-      vf c[R][kVecs];
-      clear(c);
-      multiply<Step, R, 0>(tile.q, sizeof(tile.q[0]), b0, b1, 64, dim / kDepth, {}, c);
+    constexpr int kPairs = pairs_at_once(R);
+    for (int64_t i = 0; i < count; i += kPairs * kSlab) {
+      const char *b[kPairs][2];
+      for (int n = 0; n < kPairs; n++)
+        for (int half = 0; half < 2; half++) {
+          const int64_t key = i + n * kSlab + half * 16;
+          b[n][half] = group(cache.keys, start + (key < count ? key : 0));
+        }
+      vf c[kPairs][R][kVecs];
+#pragma GCC unroll 4
+      for (int n = 0; n < kPairs; n++) clear(c[n]);
+      multiply_pairs<Step, R, kPairs>(tile.q, sizeof(tile.q[0]), b, 64, dim / kDepth, c);
+#pragma GCC unroll 4
+      for (int n = 0; n < kPairs; n++)
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; v++) store(tile.scores[r] + i + v * kLanes, c[r][v]);
+          for (int v = 0; v < kVecs; v++) store(tile.scores[r] + i + n * kSlab + v * kLanes, c[n][r][v]);
     }
   }
 
-  // Of row r's scores in [0, count), of which it sees n.
-  void softmax(int r, int64_t n, int64_t count) const {
-    const int64_t all = (count + kSlab - 1) / kSlab * kSlab;
+  // The largest of row r's scores in [0, count), of which it sees n.
+  float largest_score(int r, int64_t n, int64_t all) const {
+    if (n <= 0) return -INFINITY;
     float *x = tile.scores[r];
-    if (n <= 0) {
-      memset(tile.weights[r], 0, sizeof(tile.weights[r]));
-      tile.keep[r] = 1;
-      return;
-    }
     for (int64_t j = n; j < all; j++) x[j] = -INFINITY;
     vf best = load(x);
     for (int64_t j = kLanes; j < all; j += kLanes) best = max(best, load(x + j));
-    const float top = larger(tile.top[r], largest(best));
+    return largest(best);
+  }
+
+  // Makes row r's scores weights, and gives their sum.
+  float weigh(int r, int64_t all) const {
+    const float *x = tile.scores[r];
+    const vf top = splat(tile.top[r]);
     vf total = {};
     for (int64_t j = 0; j < all; j += kSlab) {
       float weights[kSlab];
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; v++) {
-        const vf weight = exp(load(x + j + v * kLanes) - splat(top));
+        const vf weight = exp2(load(x + j + v * kLanes) - top);
         store(weights + v * kLanes, weight);
         total += weight;
       }
       make_units(weights, tile.weights[r] + j / kDepth, kSlab);
     }
-    tile.keep[r] = exp(splat(tile.top[r] - top))[0];
-    tile.top[r] = top;
-    tile.total[r] = tile.total[r] * tile.keep[r] + sum(total);
+    return sum(total);
   }
 
-  void add_values(int64_t start, int64_t count) const {
-    for (int64_t d = 0; d < dim; d += kSlab) {
-      vf c[R][kVecs];
+  void softmax(int64_t start, int64_t count) const {
+    const int64_t all = (count + kSlab - 1) / kSlab * kSlab;
+    for (int r = 0; r < R; r++) tile.best[r] = largest_score(r, smaller(count, tile.seen[r] - start), all);
+    for (int r = 0; r < R; r += kLanes) {
+      const vf before = load(tile.top + r), top = max(before, load(tile.best + r));
+      store(tile.top + r, top);
+      store(tile.keep + r, exp2(before - max(top, splat(-3e38f))));  // nothing seen so far: keep nothing
+    }
+    for (int r = 0; r < R; r++)
+      if (tile.seen[r] > start) {
+        tile.sums[r] = weigh(r, all);
+      } else {
+        tile.sums[r] = 0;
+        memset(tile.weights[r], 0, sizeof(tile.weights[r]));
+      }
+    for (int r = 0; r < R; r += kLanes)
+      store(tile.total + r, fma(load(tile.total + r), load(tile.keep + r), load(tile.sums + r)));
+  }
+
+  // N pairs of 16 dimensions from d on.
+  template <int N>
+  void add_values(int64_t start, int64_t count, int64_t d) const {
+    vf c[N][R][kVecs];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++)
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < kVecs; v++)
-          c[r][v] = load(tile.out[r] + d + v * kLanes) * splat(tile.keep[r]);
-      for (int64_t i = 0; i < count; i += 16) {
-        const int64_t keys = smaller<int64_t>(16, count - i), steps = keys / kDepth;
-        const char *b = group(cache.values, start + i) + d * 4;
-        multiply<Step, R, 0>(&tile.weights[0][i / kDepth], sizeof(tile.weights[0]), b, b + 64, dim * 4,
-                             steps, {}, c);
-        if (keys % kDepth != 0) {  // the last pair's second key is not there: its bits may be NaN
-          uint32_t pair[kSlab];
-          memcpy(pair, b + steps * dim * 4, sizeof(pair));
-          for (uint32_t &x : pair) x &= 0xffffu;
-          const char *last = reinterpret_cast<const char *>(pair);
-          multiply<Step, R, 0>(&tile.weights[0][i / kDepth + steps], sizeof(tile.weights[0]), last,
-                               last + 64, 0, 1, {}, c);
-        }
-      }
+          c[n][r][v] = load(tile.out[r] + d + n * kSlab + v * kLanes) * splat(tile.keep[r]);
+    for (int64_t i = 0; i < count; i += 16) {
+      const int64_t keys = smaller<int64_t>(16, count - i), steps = keys / kDepth;
+      const char *at = group(cache.values, start + i) + d * 4, *b[N][2];
+      for (int n = 0; n < N; n++)
+        for (int half = 0; half < 2; half++) b[n][half] = at + (2 * n + half) * 64;
+      const auto *weights = &tile.weights[0][i / kDepth];
+      multiply_pairs<Step, R, N>(weights, sizeof(tile.weights[0]), b, dim * 4, steps, c);
+      if (keys % kDepth == 0) continue;
+      uint32_t pairs[N * kSlab];  // the last pair's second key is not there: its bits may be NaN
+      memcpy(pairs, at + steps * dim * 4, sizeof(pairs));
+      for (uint32_t &x : pairs) x &= 0xffffu;
+      for (int n = 0; n < N; n++)
+        for (int half = 0; half < 2; half++) b[n][half] = reinterpret_cast<const char *>(pairs + (2 * n + half) * 16);
+      multiply_pairs<Step, R, N>(weights + steps, sizeof(tile.weights[0]), b, 0, 1, c);
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++)
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVecs; v++) store(tile.out[r] + d + v * kLanes, c[r][v]);
-    }
+        for (int v = 0; v < kVecs; v++) store(tile.out[r] + d + n * kSlab + v * kLanes, c[n][r][v]);
+  }
+
+  void add_values(int64_t start, int64_t count) const {
+    constexpr int kPairs = smaller(2, pairs_at_once(R));  // head sizes are multiples of 32, most of 64
+    int64_t d = 0;
+    for (; d + kPairs * kSlab <= dim; d += kPairs * kSlab) add_values<kPairs>(start, count, d);
+    if (d < dim) add_values<1>(start, count, d);
   }
 
   // The partial result of keys [begin, end).
   void chunk(int64_t begin, int64_t end) const {
-    for (int r = 0; r < R; r++) {
-      tile.top[r] = -INFINITY;
-      tile.total[r] = 0;
-      memset(tile.out[r], 0, dim * sizeof(float));
+    for (int r = 0; r < R; r += kLanes) {
+      store(tile.top + r, splat(-INFINITY));
+      store(tile.best + r, splat(-INFINITY));  // of the rows that are not there, too
+      store(tile.sums + r, vf{});
+      store(tile.total + r, vf{});
     }
+    for (int r = 0; r < R; r++) memset(tile.out[r], 0, dim * sizeof(float));
     for (int64_t start = begin; start < end; start += kSpan) {
       const int64_t count = smaller<int64_t>(kSpan, end - start);
       scores(start, count);
-      for (int r = 0; r < R; r++) softmax(r, smaller<int64_t>(count, tile.seen[r] - start), count);
+      softmax(start, count);
       add_values(start, count);
     }
   }

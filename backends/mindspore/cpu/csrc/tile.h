@@ -155,6 +155,21 @@ INLINE void multiply(const void *a, int64_t row, const char *b0, const char *b1,
   }
 }
 
+// The same, over all N pairs of halves at once: a few rows alone would wait for their own sums.
+template <class Step, int R, int N>
+INLINE void multiply_pairs(const void *a, int64_t row, const char *(&b)[N][2], int64_t stride, int64_t steps,
+                           vf (&c)[N][R][kVecs]) {
+  RowPointers<typename Step::Unit, R> at(a, row);
+  for (int64_t s = 0; s < steps; s++) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) Step::run(b[n][0] + s * stride, b[n][1] + s * stride, at, c[n]);
+    at.advance(1);
+  }
+}
+
+// How many pairs keep the multipliers busy; more would be wasted on a sequence's last few keys.
+constexpr int pairs_at_once(int rows) { return rows <= kTile / 12 ? 4 : rows <= kTile / 2 ? 2 : 1; }
+
 // The same for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
 #if defined(__AVX512VNNI__)
 // Activations have 16 bits, as two signed bytes each: eight bits would cost more than the rounded

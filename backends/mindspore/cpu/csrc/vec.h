@@ -93,7 +93,7 @@ inline float largest(vf x) {
 
 inline float larger(float a, float b) { return a > b ? a : b; }
 template <class T>
-inline T smaller(T a, T b) {
+constexpr T smaller(T a, T b) {
   return a < b ? a : b;
 }
 
@@ -127,40 +127,38 @@ inline void to_bf16_pairs(const float *x, uint32_t *pairs, int64_t n) {
 #endif
 }
 
-// e^x; below -87 it is 0 or nearly, above 88 at least e^88. The relative error is below 2e-7 near 0 and
-// grows by 6e-8 with each unit of |x|.
+// 1 + r q(r), the minimax polynomial of 2^r on [0, 1] in relative error.
+inline vf power_of_fraction(vf r) {
+  vf p = splat(1.8671300495043397e-3f);
+  p = fma(p, r, splat(9.0170307084918022e-3f));
+  p = fma(p, r, splat(5.579991266131401e-2f));
+  p = fma(p, r, splat(2.4016444385051727e-1f));
+  p = fma(p, r, splat(6.9315129518508911e-1f));
+  return fma(p, r, splat(1.0f));
+}
+
+// 2^x with a relative error below 2e-7; below -126 it is 0 or nearly, above 127 at least 2^127.
 #if defined(__AVX512F__)
-inline vf exp(vf x) {
-  const __m512 t = (__m512)max(splat(-160.0f), x * splat(1.44269504f));  // in this order NaN stays NaN
-  const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const vf r = (vf)_mm512_sub_ps(t, n);  // exact
-  vf p = splat(1.3276472454890609e-3f);  // the minimax polynomial of 2^r on [-0.5, 0.5]
-  p = fma(p, r, splat(9.675540961325169e-3f));
-  p = fma(p, r, splat(5.550713092088699e-2f));
-  p = fma(p, r, splat(2.4022120237350464e-1f));
-  p = fma(p, r, splat(6.931469440460205e-1f));
-  p = fma(p, r, splat(1.0000001192092896f));
-  return (vf)_mm512_scalef_ps((__m512)p, n);
+inline vf exp2(vf x) {
+  const __m512 t = (__m512)max(splat(-160.0f), x);  // in this order NaN stays NaN
+  const __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // t - floor(t), exact
+  return (vf)_mm512_scalef_ps((__m512)power_of_fraction((vf)r), t);                // times 2^floor(t)
 }
 #else
-inline vf exp(vf x) {
-  const vi tiny = x < splat(-87.0f);
-  x = min(max(x, splat(-87.0f)), splat(88.0f));
+inline vf exp2(vf x) {
+  const vi tiny = x < splat(-126.0f);
+  x = min(splat(127.0f), max(splat(-126.0f), x));
   const vf magic = splat(12582912.0f);  // adding it rounds to an integer in the low mantissa bits
-  const vf shifted = fma(x, splat(1.44269504f), magic);
-  const vf n = shifted - magic;
-  vf r = fma(n, splat(-0.693145752f), x);
-  r = fma(n, splat(-1.42860677e-6f), r);
-  vf p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r + splat(1.0f));
+  const vf shifted = (x - splat(0.5f)) + magic;
+  const vf p = power_of_fraction(x - (shifted - magic));
   const vi scale = ((vi)shifted) << 23;  // the magic number's own bits leave at the top
   return (vf)(~tiny & ((vi)p + scale));
 }
 #endif
+
+constexpr float kLog2E = 1.44269504f;
+
+// The relative error grows by 6e-8 with each unit of |x|.
+inline vf exp(vf x) { return exp2(x * splat(kLog2E)); }
 
 }  // namespace
