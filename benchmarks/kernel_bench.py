@@ -22,6 +22,7 @@ from mindstream.backends.mindspore.cpu.fused_weights import (
     FusedWeights,
 )
 from mindstream.backends.mindspore.cpu.library import instruction_set, load_library, set_threads
+from mindstream.backends.mindspore.host_memory import zeros
 
 SHAPES = {
     "smollm2-135m": FusedShape(30, 576, 9, 3, 64, 1536, 49152, 16, 1e-5, True),
@@ -104,10 +105,9 @@ class Model:
             self._put(rng, at + "mlp.down_proj.weight", shape.hidden, shape.intermediate)
         self.weights.finish()
         cache_shape = shape.cache_shape(_BLOCKS, cache)
-        self._keys, self._values = (
-            np.zeros(cache_shape, np.float32),
-            np.zeros(cache_shape, np.float32),
-        )
+        self._keys, self._values = zeros(cache_shape), zeros(cache_shape)
+        for cache in (self._keys, self._values):
+            cache[:] = 0  # pages never written to would all be one
 
     def _put(self, rng: np.random.Generator, name: str, *shape: int) -> None:
         data = rng.standard_normal(shape, np.float32) * np.float32(0.02)

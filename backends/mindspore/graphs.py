@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindstream.backends.engine.step_model import Batch, Float32
+from mindstream.backends.mindspore import host_memory
 from mindstream.backends.mindspore.config import ModelPlan
 
 _UNPADDING = 11  # place of attn_unpadding_idx among the inputs of MindFormers' models
@@ -78,8 +79,7 @@ class Graphs:
         """One tensor a layer, or one for all: as the kernels lay it out."""
         ms = self._ms
         if self._plan.device == "CPU":
-            # The system gives zeroed pages when they are first written to.
-            layers = [ms.Tensor.from_numpy(np.zeros(shape, np.float32)) for shape in shapes]
+            layers = [ms.Tensor.from_numpy(host_memory.zeros(shape)) for shape in shapes]
         else:
             layers = [ms.mint.zeros(shape, dtype=self._compute_dtype) for shape in shapes]
         return ms.mutable(layers)
