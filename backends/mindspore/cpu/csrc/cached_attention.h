@@ -162,6 +162,14 @@ struct Attend {
     return base + table[key / block_size] * cache.block_stride + key % block_size * dim * kBytes;
   }
 
+  // What is read next: few rows wait for memory, not for sums.
+  void ask_for(char *base, int64_t start, int64_t count) const {
+    for (int64_t i = 0; i < count; i += 16) {
+      const char *first = group(base, start + i);
+      for (int64_t at = 0; at < 16 * dim * kBytes; at += 64) prefetch(first + at);
+    }
+  }
+
   void scores(int64_t start, int64_t count) const {
     constexpr int kPairs = pairs_at_once(R);
     for (int64_t i = 0; i < count; i += kPairs * kSlab) {
@@ -283,6 +291,10 @@ struct Attend {
     for (int r = 0; r < R; r++) memset(tile.out[r], 0, dim * sizeof(float));
     for (int64_t start = begin; start < end; start += kSpan) {
       const int64_t count = smaller<int64_t>(kSpan, end - start);
+      if (R <= kTile / 2) {
+        ask_for(cache.values, start, count);
+        if (start + kSpan < end) ask_for(cache.keys, start + kSpan, smaller<int64_t>(kSpan, end - start - kSpan));
+      }
       scores(start, count);
       softmax(start, count);
       add_values(start, count);
