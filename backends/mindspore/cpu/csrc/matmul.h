@@ -17,19 +17,22 @@ INLINE void slab_product(const Matrix &m, const Rows &rows, const Tile &tile, in
   const int64_t steps = step_count<W>(m.depth);
   const char *a = rows.units + tile.first * rows.stride;
   const int64_t weight_steps = W == Weights::kInt8 ? steps / kInt8Passes : steps;
-  constexpr int64_t stride = kSlab * 4;
+  constexpr int64_t stride = kSlab * 4, half = stride / 2;
   const int64_t bytes = weight_steps * stride;
   const char *b = static_cast<const char *>(m.data) + slab * bytes;
   if constexpr (W == Weights::kInt8) {
     const int64_t groups = group_count(m.depth), at = tile.first * groups;
     multiply_int8<R>(a, rows.stride, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);
-  } else if (tile.turns == 1) {
-    multiply<typename Format<W>::Step, R, 2>(a, rows.stride, b, b + stride / 2, stride, steps, {b + kAheadBytes, stride}, c);
-  } else if (tile.turn >= tile.turns - 2) {
-    const Ahead ahead = {b + bytes + (tile.turns - 1 - tile.turn) * bytes / 2, stride / 2};
-    multiply<typename Format<W>::Step, R, 1>(a, rows.stride, b, b + stride / 2, stride, steps, ahead, c);
   } else {
-    multiply<typename Format<W>::Step, R, 0>(a, rows.stride, b, b + stride / 2, stride, steps, {}, c);
+    typedef typename Format<W>::Step Step;
+    if (tile.turns == 1) return multiply<Step, R, 2>(a, rows.stride, b, b + half, stride, steps, {b + kAheadBytes, stride}, c);
+    // A line a step, for as many steps as this tile's part of the next slab has lines.
+    const int64_t lines = bytes / 64, first = lines * tile.turn / tile.turns;
+    const int64_t asking = lines * (tile.turn + 1) / tile.turns - first;
+    multiply<Step, R, 1>(a, rows.stride, b, b + half, stride, asking, {b + bytes + first * 64, 64}, c);
+    a += asking * static_cast<int64_t>(sizeof(typename Step::Unit));
+    b += asking * stride;
+    multiply<Step, R, 0>(a, rows.stride, b, b + half, stride, steps - asking, {}, c);
   }
 }
 

@@ -6,8 +6,7 @@
 
 namespace {
 
-// As slab_product: one tile of rows asks for what it will read, the last two of several for a half of
-// the next slab each.
+// One tile of rows asks for what it will read, the last two of several for a half of the next slab each.
 inline BlocksAhead blocks_ahead(const Tile &tile, const char *b, int64_t blocks) {
   const int64_t bytes = blocks * kBlockBytes;
   if (tile.turns == 1) return {b + kAheadBytes, kBlockBytes / 64};

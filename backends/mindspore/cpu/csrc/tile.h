@@ -32,7 +32,7 @@ inline void prefetch(const char *weights) { __builtin_prefetch(weights, 0, 2); }
 
 // Weights are read from memory once, and the hardware alone starts too late at each slab. One tile of
 // rows asks for what it will read itself a little later. Several tiles share the work: while they
-// compute a slab, each asks for its part of the next one, so that memory never waits for arithmetic.
+// compute a slab, each asks for its part of the next one: the more evenly, the less other loads wait.
 struct Ahead {
   const char *at;
   int64_t stride;  // bytes a step; 0: nothing is asked for
