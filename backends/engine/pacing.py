@@ -58,19 +58,26 @@ class StepTime:
             self._covariance = np.diag((seconds * each * (1.0, 0.5, 0.5)) ** 2)
         expected = self.predict(decodes, prompt_tokens)
         scale = expected or seconds
+        noise = (_NOISE * scale) ** 2
         projected = self._covariance @ kind
-        variance = float(kind @ projected) + (_NOISE * scale) ** 2
+        variance = max(float(kind @ projected), 0.0) + noise
         bound = _CREDIBLE * sqrt(variance)
         surprise = min(max(seconds - expected, -bound), bound)
         gain = projected / variance
         self._costs = np.maximum(self._costs + gain * surprise, 0.0)
-        self._covariance -= np.outer(gain, projected)
+        kept = np.eye(3) - np.outer(
+            gain, kind
+        )  # Joseph's form: rounding makes no variance negative
+        self._covariance = kept @ self._covariance @ kept.T + np.outer(gain, gain) * noise
         if abs(surprise) == bound:  # once it is chance; again and again, the costs have changed
             self._covariance += np.outer(gain, gain) * _DOUBT * bound**2
         # Beside decodes, what is new is the prompt: its tokens cost more the longer it is.
         drifting = (not prompt_tokens, decodes and not prompt_tokens, prompt_tokens)
         drift = _DRIFT * np.maximum(self._costs, _LEAST_COST * scale * each) * np.sign(drifting)
         self._covariance += np.diag(drift**2)
+        # No cost is less certain than that it is a part of a step.
+        excess = np.sqrt(np.diag(self._covariance)) / (scale * each)
+        self._covariance /= np.outer(np.maximum(excess, 1.0), np.maximum(excess, 1.0))
 
 
 class Pacer:

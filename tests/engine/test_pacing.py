@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mindstream.backends.engine.pacing import Pacer
 
@@ -100,3 +104,50 @@ def test_a_clock_that_stands_still_says_nothing() -> None:
     pacer.observe(8, 0, 0.0)
     pacer.observe(8, 16, 0.0)
     assert pacer.allowance(512, 8, 1) == 512
+
+
+# One that recurs, as of an idle server, or any other.
+_step = st.tuples(
+    st.integers(0, 300), st.integers(0, 8192), st.floats(1e-7, 100.0), st.integers(1, 30)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_step, min_size=1, max_size=60))
+def test_whatever_the_steps_took_the_allowance_is_a_number_of_tokens(
+    steps: list[tuple[int, int, float, int]],
+) -> None:
+    pacer = Pacer()
+    for decodes, tokens, seconds, times in steps:
+        for _ in range(times):
+            pacer.observe(decodes, tokens, seconds)
+        for prompts in (1, 100):
+            assert 1 <= pacer.allowance(512, decodes, prompts) <= 512
+
+
+def test_many_hours_of_the_same_step_with_its_scatter_do_no_harm() -> None:
+    pacer, numbers = Pacer(), random.Random(1)
+    for _ in range(100_000):
+        pacer.observe(32, 0, 5e-5 * numbers.choice((1, 1.1, 0.9) * 30 + (5,)))
+    for _ in range(50):
+        tokens = pacer.allowance(512, 32, 1)
+        pacer.observe(32, tokens, 5e-5 + 1e-6 * tokens)
+    assert tokens == pytest.approx(25, abs=8)
+
+
+@pytest.mark.parametrize("seed", [11, 118, 189, 259, 264, 276])
+def test_rounding_does_not_break_it_in_thousands_of_steps(seed: int) -> None:
+    """With these numbers the textbook's update of the covariance lost its positive variances."""
+    numbers, pacer = random.Random(seed), Pacer()
+    base = 10 ** numbers.uniform(-5, -1)
+    decode, token = base * 10 ** numbers.uniform(-3, 0), base * 10 ** numbers.uniform(-4, -1)
+    for _ in range(3000):
+        decodes = numbers.choice([32, 32, 32, 31, 30, numbers.randrange(33)])
+        tokens = numbers.choice([0, 0, 0, 0, numbers.randrange(600)])
+        if not decodes and not tokens:
+            continue
+        if tokens and decodes:
+            tokens = pacer.allowance(512, decodes, numbers.randrange(1, 5))
+            assert 1 <= tokens <= 512
+        scatter = numbers.choice([1, 1, 1.02, 0.98, 1.1] + [5] * (numbers.random() < 0.05))
+        pacer.observe(decodes, tokens, (base + decode * decodes + token * tokens) * scatter)
