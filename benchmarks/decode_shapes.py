@@ -48,19 +48,28 @@ def make_static() -> None:
     network, run = builder._network, Graphs.run
 
     def without_dynamic_inputs(plan: Any) -> Any:
+        from mindspore import nn  # by now MindSpore's environment is set
+
+        nn.Cell.set_inputs = lambda *_: None
         model = network(plan)
         model.set_dynamic_inputs = lambda: None
+        model.get_inputs = lambda: ()
         return model
 
     def run_in_own_phase(self: Any, batch: Batch) -> Any:
-        self._enter = lambda _phase: enter(
-            self._model, f"increment.{batch.token_ids.size}.{batch.block_tables.shape[1]}"
-        )
+        cell = self._step
+        own = f"increment.{batch.token_ids.size}.{batch.block_tables.shape[1]}"
+        if own not in cell.phase_cache:
+            self._enter = lambda _phase: enter(cell, own)
+            run(self, batch)
+        # The short way into a graph, which the other side takes, knows this name alone.
+        cell.phase_cache["increment"] = cell.phase_cache[own]
+        self._enter = lambda _phase: enter(cell, "increment")
         return run(self, batch)
 
-    def enter(model: Any, phase: str) -> None:
-        model.add_flags_custom_mcore(False)
-        model.phase = phase
+    def enter(cell: Any, phase: str) -> None:
+        cell.model.add_flags_custom_mcore(False)
+        cell.model.phase = cell.phase = phase
 
     builder._network = without_dynamic_inputs
     Graphs.run = run_in_own_phase  # type: ignore[method-assign]  # this process measures it alone
