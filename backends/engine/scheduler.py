@@ -168,7 +168,8 @@ class Scheduler:
         streaming = self._residency.running - prefilling
         prompts = self._residency.waiting + prefilling
         budget = self._budget - len(decodes)
-        chunks = self._pick_chunks(self._pacer.allowance(budget, streaming, prompts))
+        allowance = self._pacer.allowance(budget, len(decodes), streaming, prompts)
+        chunks = self._pick_chunks(allowance)
         if not decodes and not chunks:
             return None
         sampling = decodes + [s for s, count in chunks if count == s.pending]

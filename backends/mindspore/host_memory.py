@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -15,9 +16,14 @@ def zeros(shape: tuple[int, ...]) -> Float32:
 
     The attention reads blocks from all over the cache: with 4 KiB pages address translation alone
     slows it down, and at an odd address every vector lies in two cache lines. A page is taken from
-    the system when it is first written to. Raises OSError if there is no address space.
+    the system when it is first written to. Raises MemoryError if there is no address space.
     """
-    memory = mmap.mmap(-1, max(1, 4 * math.prod(shape)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = max(1, 4 * math.prod(shape))
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no address space for {size} bytes of KV cache: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.float32, math.prod(shape)).reshape(shape)
