@@ -93,7 +93,7 @@ _FAILURES = """\
 ## Failures
 
 A body is `{"error": sentence, "error_type": word}`; that of 413 has `message` before them, which
-is the real server's only key. 503 of a full server carries `Retry-After`.
+is the real server's only key. A 503 that will pass carries `Retry-After`.
 
 """
 

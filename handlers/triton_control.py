@@ -9,6 +9,7 @@ from mindstream.handlers.base import GetHandler, PostHandler
 from mindstream.handlers.error_map import PlainFailure
 from mindstream.handlers.state import WIRE_NAME, require_running
 from mindstream.handlers.triton_fields import DEFAULTS, ID
+from mindstream.plugin.backend import State
 from mindstream.plugin.errors import InvalidRequest, NotFound
 from mindstream.plugin.service import ModelService
 
@@ -124,10 +125,11 @@ class SlotCount(GetHandler):
         require_running(service)
         status = service.status()
         slots = service.deployment.serving.max_batch_size
+        up = status.state in (State.READY, State.BUSY)
         self.write_json(
             {
                 "total_slots": slots,
-                "free_slots": max(0, slots - status.running),
+                "free_slots": max(0, slots - status.running) if up else 0,
                 "available_tokens_length": status.free_blocks * service.backend.limits.block_size,
             }
         )

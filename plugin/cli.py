@@ -45,7 +45,7 @@ def _overrides(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) ->
     return found
 
 
-_target = click.argument("target", metavar="NAME|FILE|DIR", default="smollm2-135m")
+_target = click.argument("target", metavar="[NAME|FILE|DIR]", default="smollm2-135m")
 _set = click.option(
     "--set",
     "overrides",
@@ -150,7 +150,7 @@ def watermark() -> None:
 def detect(target: str, text_file: Any, key_file: Path | None) -> None:
     """Says whether a text (a file, or standard input) carries a deployment's watermark.
 
-    Exit status 0: it does; 1: it does not. TARGET gives the tokenizer and the key.
+    Exit status 0: it does; 1: it does not. The deployment gives the tokenizer and the key.
     """
     from mindstream.plugin.tokenizer import open_tokenizer
     from mindstream.plugin.watermark import detect as test_text

@@ -53,7 +53,7 @@ class RequestRefused(RequestError):
 
 
 class Overloaded(RequestError):
-    """The waiting queue is full.
+    """The waiting queue is full, or the engine is loading or being restarted.
 
     `retry_after` is a whole number of seconds, at least 1, for the Retry-After header.
     """
@@ -71,7 +71,10 @@ TimeoutKind = Literal["client timeout", "server tokenTimeout", "server e2eTimeou
 
 
 class GenerationTimeout(RequestError):
-    """A time limit passed; `kind` says which. The texts are MindIE's."""
+    """A time limit passed.
+
+    `kind` says which. The texts are MindIE's.
+    """
 
     def __init__(self, kind: TimeoutKind) -> None:
         super().__init__(f"Engine callback timeout: {kind}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -67,15 +67,20 @@ def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
 def _unknown(kind: type, key: object, file: str, path: str) -> str:
     everywhere = dict(field_paths(kind))
     plain = _plain(str(key))
-    by_plain = {_plain(name.rpartition(".")[2]): name for name in reversed(everywhere)}
-    near = _MINDIE_NAMES.get(plain)
-    if near not in everywhere:
-        near = by_plain.get(plain)
+    near = same_word(str(key), everywhere)
     if near is None:
         spelt = {_plain(name): name for name in everywhere if "." not in name}
         close = difflib.get_close_matches(plain, spelt, 1, cutoff=0.0)
         near = spelt[close[0]]
     return f"{file}: unknown key {path}.{key}; the nearest valid key is {path}.{near}."
+
+
+def same_word(word: str, names: Iterable[str]) -> str | None:
+    """The one of dotted `names` that is `word` or MindIE's name of it, however it is written."""
+    plain, known = _plain(word), list(names)
+    theirs = _MINDIE_NAMES.get(plain)
+    by_plain = {_plain(name.rpartition(".")[2]): name for name in reversed(known)}
+    return theirs if theirs in known else by_plain.get(plain)
 
 
 def field_paths(kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

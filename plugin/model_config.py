@@ -16,7 +16,7 @@ from typing import Any
 
 from mindstream.plugin import paths
 from mindstream.plugin.errors import ConfigError
-from mindstream.plugin.field_check import check_block
+from mindstream.plugin.field_check import check_block, field_paths, same_word
 from mindstream.plugin.serving_config import (
     CompatConfig,
     CpuConfig,
@@ -123,9 +123,9 @@ def _override(data: dict[str, Any], key: str, text: str) -> None:
     if words[0] in fields:
         words.insert(0, "serving")
     elif words[0] not in data:
-        near = difflib.get_close_matches(words[0], fields, 1, 0.8)
+        near = _serving_field(words[0])
         if near:
-            raise ConfigError(f"--set {key}: unknown key {words[0]!r}. Did you mean {near[0]!r}?")
+            raise ConfigError(f"--set {key}: unknown key {words[0]!r}. Did you mean {near!r}?")
     block = data
     for depth, word in enumerate(words[:-1], 1):
         inner = block.get(word)
@@ -137,6 +137,16 @@ def _override(data: dict[str, Any], key: str, text: str) -> None:
             )
         block = inner
     block[words[-1]] = parse_value(text, f"--set {key}")
+
+
+def _serving_field(word: str) -> str | None:
+    """The field of `serving:` that a word means, whatever block it is in and whoever spells it."""
+    names = [name for name, _ in field_paths(ServingConfig)]
+    known = same_word(word, names)
+    if known:
+        return known
+    near = difflib.get_close_matches(word, names, 1, 0.8)
+    return near[0] if near else None
 
 
 def _refuse_misspelt_block(data: Mapping[str, Any], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from mindstream.backends.engine.step_model import Batch, Float32
@@ -10,6 +11,7 @@ from mindstream.backends.mindspore import environment, graph_cache, memory, weig
 from mindstream.backends.mindspore.builder import build
 from mindstream.backends.mindspore.config import plan_model
 from mindstream.backends.mindspore.cpu.kernel_sets import select
+from mindstream.backends.mindspore.cpu.library import instruction_set
 from mindstream.backends.mindspore.graphs import Graphs
 from mindstream.plugin.backend import Limits
 from mindstream.plugin.model_config import Deployment
@@ -53,10 +55,19 @@ class MindSporeStepModel:
         with graph_cache.owned(graph_cache.folder(plan, kernels.name if kernels else "none")):
             self._graphs = build(plan, headers, kernels, num_blocks)
         self.kernels = kernels.name if kernels else "MindFormers"
-        log.info("%s: %s kernels, %d KV blocks", deployment.name, self.kernels, num_blocks)
+        log.info("%s: %s kernels, %d KV blocks", deployment.name, self._described(), num_blocks)
         built = time.monotonic() - imported  # benchmarks/model_scenarios.py reads this line
         log.info("loaded: imports %.2f s, weights and graph %.2f s", imported - began, built)
         return limits
+
+    def _described(self) -> str:
+        """The kernel set with the instruction set it runs on, if it has one."""
+        if self.kernels not in ("fused", "attention"):
+            return self.kernels
+        chosen, asked = instruction_set(), os.environ.get("MINDSTREAM_CPU_ISA", "")
+        if asked not in ("", chosen):
+            log.warning("MINDSTREAM_CPU_ISA is %r, which this CPU or build does not have", asked)
+        return f"{self.kernels} {chosen}"
 
     def forward(self, batch: Batch) -> Float32:
         """One step on the device; `load` must have returned."""

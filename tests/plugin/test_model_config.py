@@ -237,6 +237,20 @@ class TestOverrides:
         assert message.startswith("--set max_batch_sise: unknown key")
         assert "'max_batch_size'" in message
 
+    @pytest.mark.parametrize(
+        ("key", "meant"),
+        [
+            ("maxSeqLen", "max_seq_len"),
+            ("maxBatchSize", "max_batch_size"),
+            ("threads", "cpu.threads"),
+            ("weights", "cpu.weights"),
+        ],
+    )
+    def test_a_field_under_another_name_is_told_its_own(
+        self, tmp_path: Path, key: str, meant: str
+    ) -> None:
+        assert f"Did you mean {meant!r}?" in refusal(tmp_path, "a: 1", **{key: "1"})
+
     def test_a_path_through_a_value_is_refused(self, tmp_path: Path) -> None:
         message = refusal(tmp_path, "model: 3", **{"model.model_config.x": "1"})
         assert message == "--set model.model_config.x: model is 3, not a mapping."

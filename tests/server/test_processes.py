@@ -193,6 +193,8 @@ class TestEngineDies:
         replies = await asyncio.gather(*streams)
         took = time.monotonic() - killed
         assert await client.status_of("/v2/health/ready") == 503  # so the restart was not awaited
+        slots = (await client.send("GET", f"/v2/models/{client.model}/getSlotCount")).json()
+        assert slots["free_slots"] == slots["available_tokens_length"] == 0
         ended = True
         await probing
         assert took < 1.0 + slowest
