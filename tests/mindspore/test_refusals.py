@@ -248,6 +248,18 @@ def test_without_a_compiler_auto_means_stock(
     assert "installed without a C++ compiler; MindSpore's operators run" in caplog.text
 
 
+@pytest.mark.parametrize(("field", "value"), [("head_dim", 24), ("intermediate_size", 40)])
+def test_a_shape_the_fused_kernels_cannot_take_falls_back_with_one_line(
+    folder: Path, caplog: pytest.LogCaptureFixture, field: str, value: int
+) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), field: value}))
+    deployment = load_deployment(write_yaml(folder))
+    assert select(deployment.serving.cpu, plan_model(deployment)).name == "attention"
+    (record,) = caplog.records
+    assert f"{field} {value} is not a multiple of 32" in record.message
+
+
 def test_a_model_that_cannot_be_loaded_leaves_mindspore_alone(
     start_worker: Callable[[], Any], folder: Path
 ) -> None:
