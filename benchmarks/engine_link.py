@@ -53,17 +53,15 @@ def socket_engine(sock: socket.socket, size: int) -> None:
 
 
 def zmq_engine(address: str, size: int) -> None:
-    pair: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    pair.connect(address)
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Command)
-    full, small = make_report(size), make_report(0)
-    while True:
-        if isinstance(decoder.decode(pair.recv()), Shutdown):
-            for _ in range(REPORTS):
-                pair.send(encoder.encode(full))
-            pair.close(linger=10_000)
-            return
-        pair.send(encoder.encode(small))
+    # Its own context, ended by hand: what an instance() still has to send is dropped at exit.
+    with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
+        pair.connect(address)
+        encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Command)
+        full, small = make_report(size), make_report(0)
+        while not isinstance(decoder.decode(pair.recv()), Shutdown):
+            pair.send(encoder.encode(small))
+        for _ in range(REPORTS):
+            pair.send(encoder.encode(full))
 
 
 Send = Callable[[Command], Coroutine[Any, Any, None]]

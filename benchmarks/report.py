@@ -42,7 +42,7 @@ def level(
         requests=len(outcomes),
         failures=len(outcomes) - len(good),
         tokens=tokens,
-        seconds=round(seconds, 3),
+        seconds=round(seconds, 6),
         tokens_per_second=round(tokens / seconds, 1) if seconds else 0.0,
         ttft_p50_ms=percentile(ttft, 50),
         ttft_p99_ms=percentile(ttft, 99),

@@ -129,6 +129,8 @@ def test_level_arithmetic(bench: Any) -> None:
     assert one.errors == {"1 events for 3 tokens": 1, "HTTP/1.1 503": 1}
     assert (one.ttft_p50_ms, one.itl_p50_ms, one.itl_p99_ms) == pytest.approx((100, 100, 200))
     assert one.peak_memory_mib == 3.0
+    fast = report.level(2, [good], 0.00853, None)
+    assert fast.tokens_per_second == pytest.approx(fast.tokens / fast.seconds, rel=1e-3)
     none = report.level(1, [failed], 0.5, None)
     assert none.ttft_p50_ms is None
     assert "-" in report.table([none])
