@@ -16,7 +16,7 @@ from typing import Any
 
 import prompts
 from figures import Figure
-from load_client import Outcome, Target, closed_loop, connect
+from load_client import Outcome, Target, closed_loop, connect, standing_back
 from report import level, percentile, problem
 from server_process import serve
 
@@ -34,7 +34,8 @@ def _fresh(count: int) -> list[str]:
 async def _rate(target: Target, texts: Sequence[str], streams: int) -> float:
     """Tokens a second; raises RuntimeError if a request failed."""
     requests = [target.request(text, NEW_TOKENS) for text in texts]
-    outcomes, seconds = await closed_loop(target, requests, streams)
+    with standing_back():
+        outcomes, seconds = await closed_loop(target, requests, streams)
     return level(streams, checked(outcomes), seconds, None).tokens_per_second
 
 

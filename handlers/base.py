@@ -18,6 +18,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
+from mindstream.handlers.chunk_writer import write_chunk
 from mindstream.handlers.error_map import ErrorReply, reply_for, reply_for_status
 from mindstream.handlers.json_body import parse_json_object
 from mindstream.handlers.measures import RequestMeasure
@@ -182,22 +183,26 @@ class ApiHandler(RequestHandler):
             self._connection().stream.close()
 
     async def _send(self, event: bytes) -> None:
-        if not self._headers_written:
-            self.set_header("Content-Type", CONTENT_TYPE)
-            self.set_header("Cache-Control", "no-cache")
-            self.set_header("X-Accel-Buffering", "no")
-            # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
-            # switches it off again behind every request of a connection.
-            self._connection().stream.set_nodelay(True)
-            if self.request.version == "HTTP/1.0":
-                # Else Tornado promises a keep-alive that was asked for.
-                self.request.headers["Connection"] = "close"
-        self.write(event)
-        written = self.flush()
-        if not written.done():
-            await self._drain(written)
+        if self._headers_written:
+            chunked = self.request.version != "HTTP/1.0"
+            written = write_chunk(self._connection().stream, event, chunked=chunked)
         else:
-            written.result()
+            self._open_stream()
+            self.write(event)
+            written = self.flush()
+        if written is not None:
+            await self._drain(written)
+
+    def _open_stream(self) -> None:
+        self.set_header("Content-Type", CONTENT_TYPE)
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Accel-Buffering", "no")
+        # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
+        # switches it off again behind every request of a connection.
+        self._connection().stream.set_nodelay(True)
+        if self.request.version == "HTTP/1.0":
+            # Else Tornado promises a keep-alive that was asked for.
+            self.request.headers["Connection"] = "close"
 
     async def _drain(self, written: Awaitable[None]) -> None:
         """Back-pressure: the engine's chunks wait while the client does not read."""
