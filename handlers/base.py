@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from asyncio import Future
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -65,6 +66,7 @@ class ApiHandler(RequestHandler):
         self._body_bytes = 0
         self._client_gone = False
         self._stream_failed = False
+        self._chunked = False  # a stream's transfer coding
         self._answer: asyncio.Future[None] | None = None
         super().__init__(application, request)
 
@@ -114,6 +116,8 @@ class ApiHandler(RequestHandler):
         if self._body_bytes > self._max_body:
             raise self._too_large()
         self._answer = asyncio.ensure_future(self.answer(**self.path_kwargs))
+        # A request that stood behind another may outlive its connection in Tornado's buffer.
+        self._client_gone = self._client_gone or self._connection().stream.closed()
         if self._client_gone:
             self._answer.cancel()
         watch = PeerWatch(self._connection().stream)
@@ -128,7 +132,8 @@ class ApiHandler(RequestHandler):
     def _conclude(self, answer: asyncio.Future[None]) -> None:
         """Raises what the answer raised, unless nobody is there to be told."""
         error = None if answer.cancelled() else answer.exception()
-        if self._client_gone or isinstance(error, StreamClosedError):
+        self._client_gone = self._client_gone or isinstance(error, StreamClosedError)
+        if self._client_gone:
             if error is not None and not isinstance(error, StreamClosedError):
                 self._log_failure(error)
             self.set_status(CLIENT_GONE, "Client Closed Request")
@@ -177,19 +182,21 @@ class ApiHandler(RequestHandler):
             tail = codec.error(error)
         if tail:
             await self._send(tail)
-        if self.request.version == "HTTP/1.0":
+        if not self._chunked:
             # Without chunks the end of the connection alone ends the body, keep-alive or not.
             await self.finish()
             self._connection().stream.close()
 
     async def _send(self, event: bytes) -> None:
-        if self._headers_written:
-            chunked = self.request.version != "HTTP/1.0"
-            written = write_chunk(self._connection().stream, event, chunked=chunked)
-        else:
-            self._open_stream()
+        written: Future[None] | None
+        if self._headers_written and not self._transforms:
+            written = write_chunk(self._connection().stream, event, chunked=self._chunked)
+        else:  # the first one, or an application around ours compresses
+            if not self._headers_written:
+                self._open_stream()
             self.write(event)
             written = self.flush()
+            self._chunked = "Transfer-Encoding" in self._headers  # Tornado has decided
         if written is not None:
             await self._drain(written)
 
@@ -200,18 +207,19 @@ class ApiHandler(RequestHandler):
         # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
         # switches it off again behind every request of a connection.
         self._connection().stream.set_nodelay(True)
-        if self.request.version == "HTTP/1.0":
+        if self.request.version != "HTTP/1.1":
             # Else Tornado promises a keep-alive that was asked for.
             self.request.headers["Connection"] = "close"
 
-    async def _drain(self, written: Awaitable[None]) -> None:
+    async def _drain(self, written: Future[None]) -> None:
         """Back-pressure: the engine's chunks wait while the client does not read."""
-        try:
-            await asyncio.wait_for(written, WRITE_TIMEOUT)
-        except (TimeoutError, asyncio.TimeoutError):  # two classes in 3.10
+        # Not wait_for, which would cancel it: Tornado cannot bear that.
+        done, _ = await asyncio.wait({written}, timeout=WRITE_TIMEOUT)
+        if not done:
             log.warning("%s: the client read nothing for %.0f s", self.request_id, WRITE_TIMEOUT)
             self._connection().stream.close()
-            raise StreamClosedError from None
+            raise StreamClosedError
+        written.result()
 
     def _connection(self) -> HTTP1Connection:
         return cast(HTTP1Connection, self.request.connection)

@@ -67,14 +67,14 @@ def test_serve_bench_says_why_a_server_did_not_start() -> None:
 
 def test_scenarios_run_on_echo(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    slow = ("--set", "echo.delay_ms=1")
+    slow = ("--set", "echo.delay_ms=50")
     chosen = ("--rounds", "1", "--only", "start", "prefix", "front", "scheduler")
     ran = run("scenarios.py", "--model", "echo", *slow, *chosen, "--json", str(file))
     assert ran.returncode == 0, ran.stderr
     figures = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
     assert len(figures) == 5
     assert figures["second start: until ready"]["target"] is None
-    # 1,000 tokens are two steps, the repeated ones none.
+    # 1,000 tokens are two steps of 50 ms, the repeated ones one.
     assert figures["TTFT with a repeated 1000-token prefix to cold"]["value"] < 100
     assert all(figure["value"] > 0 for figure in figures.values())
     assert ran.stdout.startswith("| what ")

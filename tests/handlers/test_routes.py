@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
@@ -16,7 +17,14 @@ from tornado.web import Application, RequestHandler
 from mindstream.handlers.protocol_docs import render
 from mindstream.handlers.routes import ROUTES, Route
 from mindstream.handlers.state import ServerState
-from mindstream.handlers.testing import LoopThread, Server, eventually, read_reply, request_bytes
+from mindstream.handlers.testing import (
+    LoopThread,
+    Reply,
+    Server,
+    eventually,
+    read_reply,
+    request_bytes,
+)
 from mindstream.plugin.app import routes
 from mindstream.plugin.backend import State
 from mindstream.plugin.testing import ScriptedBackend, scripted_service
@@ -134,16 +142,20 @@ class Hello(RequestHandler):
         self.write("hello")
 
 
-@pytest.fixture
-def embedded_port(loop_thread: LoopThread) -> Iterator[int]:
-    """A foreign application with our routes among its own."""
+@pytest.fixture(params=[False, True])
+def embedded_in(
+    loop_thread: LoopThread, request: pytest.FixtureRequest
+) -> Iterator[tuple[int, bool]]:
+    """A foreign application with our routes among its own: its port, and whether it compresses."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
 
     async def start() -> HTTPServer:
         service = scripted_service(ScriptedBackend())
         await service.start()
-        application = Application([(r"/hello", Hello), *routes([service])])
+        application = Application(
+            [(r"/hello", Hello), *routes([service])], compress_response=request.param
+        )
         server = HTTPServer(application)
         server.add_sockets([listener])
         return server
@@ -153,23 +165,28 @@ def embedded_port(loop_thread: LoopThread) -> Iterator[int]:
         await server.close_all_connections()
 
     server = loop_thread.run(start())
-    yield listener.getsockname()[1]
+    yield listener.getsockname()[1], request.param
     loop_thread.run(stop())
 
 
-def test_routes_inside_a_foreign_application(embedded_port: int) -> None:
-    def send(raw: bytes) -> tuple[int, bytes]:
-        with socket.create_connection(("127.0.0.1", embedded_port), timeout=20) as connection:
-            connection.sendall(raw)
-            reply = read_reply(connection)
-            return reply.status, reply.body
+def test_routes_inside_a_foreign_application(embedded_in: tuple[int, bool]) -> None:
+    port, compresses = embedded_in
 
-    assert send(request_bytes("GET", "/hello")) == (200, b"hello")
-    raw = request_bytes("POST", "/v2/models/echo/generate_stream", {"id": "a", "text_input": "x"})
+    def send(raw: bytes) -> Reply:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(raw)
+            return read_reply(connection)
+
+    assert send(request_bytes("GET", "/hello")).body == b"hello"
+    asked = {"id": "a", "text_input": "xyz"}, {"Accept-Encoding": "gzip"}
+    reply = send(request_bytes("POST", "/v2/models/echo/generate_stream", *asked))
+    assert reply.status == 200
+    assert (reply.headers.get("content-encoding") == "gzip") == compresses
+    body = gzip.decompress(reply.body) if compresses else reply.body
     start = b'data:{"id":"a","model_name":"echo","model_version":null,"text_output":'
-    assert send(raw) == (200, start + b'"x"}\n\n')
-    status, body = send(request_bytes("GET", "/nope"))
-    assert (status, b"error_type" in body) == (404, False)
+    assert body == b"".join(start + b'"%b"}\n\n' % text for text in (b"x", b"y", b"z"))
+    reply = send(request_bytes("GET", "/nope"))
+    assert (reply.status, b"error_type" in reply.body) == (404, False)
 
 
 def test_a_model_that_still_loads_says_so(loop_thread: LoopThread) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import struct
 import threading
@@ -54,17 +55,21 @@ def test_headers_and_chunks_of_a_stream(server: Server) -> None:
 
 @pytest.mark.parametrize("header", [b"", b"Connection: keep-alive\r\n"])
 @pytest.mark.parametrize("last", [FinishReason.LENGTH, BackendFailed("It broke.")])
-def test_http_1_0_gets_the_stream_without_chunks(server: Server, header: bytes, last: Any) -> None:
+@pytest.mark.parametrize("version", [b"1.0", b"1.2"])  # of the latter Tornado knows nothing
+def test_other_versions_get_the_stream_without_chunks(
+    server: Server, header: bytes, last: Any, version: bytes
+) -> None:
     """Nothing but the end of the connection tells such a client that the stream is complete."""
     server.backend.enqueue("Hi", last)
     body = b'{"id":"a","text_input":"x"}'
     with server.connect() as connection:
         connection.sendall(
-            b"POST %b HTTP/1.0\r\n%bContent-Length: %d\r\n\r\n%b"
-            % (STREAM.encode(), header, len(body), body)
+            b"POST %b HTTP/%b\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b"
+            % (STREAM.encode(), version, header, len(body), body)
         )
         reply = b"".join(iter(lambda: connection.recv(65536), b""))
     assert b"Transfer-Encoding" not in reply and b"Keep-Alive" not in reply
+    assert b'"text_output":"H"}\n\ndata:{"id":"a"' in reply
     assert b'"text_output":"i"}\n\n' in reply and reply.endswith(b"}\n\n")
 
 
@@ -174,6 +179,27 @@ def test_a_client_that_vanishes_while_the_server_writes(server: Server) -> None:
     eventually(lambda: server.backend.cancelled == ["gone"])
 
 
+@pytest.mark.parametrize("how", ["close", "half"])
+def test_what_stood_behind_a_vanished_clients_request_never_starts(
+    server: Server, how: str
+) -> None:
+    gate = server.thread.call(server.backend.gate)
+    server.backend.enqueue(72, gate, 105, FinishReason.LENGTH)
+    raw = request_bytes("POST", STREAM, {"id": "gone", "text_input": "x"})
+    behind = request_bytes("POST", STREAM, {"id": "behind", "text_input": "x"})
+    with server.connect() as connection:
+        connection.sendall(raw.replace(b"Connection: close\r\n", b"") + behind)
+        eventually(lambda: server.service.is_running("gone"))
+        if how == "half":
+            connection.shutdown(socket.SHUT_WR)
+            eventually(lambda: server.backend.cancelled == ["gone"])
+    eventually(lambda: server.backend.cancelled == ["gone"])
+    assert server.generate({"id": "next", "text_input": "x"}).status == 200
+    assert [r.request_id for r in server.backend.requests] == ["gone", "next"]
+    metrics = server.send("GET", "/metrics").body.decode()
+    assert 'request_failed_total{model_name="echo"} 0.0' in metrics
+
+
 def test_a_client_that_vanishes_inside_its_body(server: Server) -> None:
     with server.connect() as connection:
         connection.sendall(request_bytes("POST", STREAM, {"text_input": "x"})[:-3])
@@ -196,14 +222,18 @@ def test_a_slow_reader_gets_everything_and_holds_back_only_itself(server: Server
 
 
 def test_a_client_that_never_reads_is_given_up(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(base, "WRITE_TIMEOUT", 0.05)
     server.backend.enqueue(*([88] * 200_000), FinishReason.LENGTH)
     with server.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request_bytes("POST", STREAM, {"id": "stuck", "text_input": "x"}))
         eventually(lambda: server.backend.cancelled == ["stuck"])
+        eventually(lambda: "POST" in caplog.text)
+    assert [r.levelname for r in caplog.records if r.levelname != "INFO"] == ["WARNING"]
+    assert "stuck: the client read nothing for 0 s" in caplog.text
 
 
 def test_a_failing_stream_ends_as_it_should(server: Server) -> None:
