@@ -137,7 +137,12 @@ class ServingConfig:
         int, _doc("Token budget of one step; long prompts are cut to it.", ge=1, le=1_048_576)
     ] = 512
     kv_cache_gib: Annotated[
-        float, _doc("Memory of the KV cache in GiB; 0: model.model_config.num_blocks.", ge=0)
+        float,
+        _doc(
+            "Memory of the KV cache in GiB; 0: model.model_config.num_blocks, and without that "
+            "80 % of what the weights leave of the free memory, or of context.max_device_memory.",
+            ge=0,
+        ),
     ] = 0.0
     overlap: Annotated[
         bool,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mindstream.backends.mindspore import environment, memory, weights
+from mindstream.backends.mindspore import environment
 from mindstream.backends.mindspore.config import plan_model
 from mindstream.backends.mindspore.cpu.kernel_sets import select
 from mindstream.backends.mindspore.step_model import MindSporeStepModel
@@ -174,25 +174,6 @@ def test_missing_weight_directory(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, pretrained_model_dir=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"weight directory .*nowhere does not exist"):
         MindSporeStepModel(load_deployment(path)).load()
-
-
-def test_too_little_memory_names_both_sizes(folder: Path) -> None:
-    deployment = load_deployment(write_yaml(folder))
-    plan = plan_model(deployment)
-    entries = weights.read_headers(plan.model_dir)
-    with pytest.raises(
-        ConfigError, match=r"64 blocks takes .* but 0.5 GiB of memory are available"
-    ):
-        memory.check_host(deployment, plan, entries, 64, available=1 << 29)
-    memory.check_host(deployment, plan, entries, 64, available=1 << 31)
-
-
-def test_cache_size_from_gib(folder: Path) -> None:
-    path = write_yaml(folder, serving={"kv_cache_gib": 0.25})
-    deployment = load_deployment(path)
-    plan = plan_model(deployment)
-    block = 2 * 3 * 4 * 2 * 32 * 4  # k and v, layers, tokens, kv heads, head_dim, bytes
-    assert memory.cache_blocks(deployment, plan, "float32") == (1 << 28) // block
 
 
 @pytest.mark.parametrize(
