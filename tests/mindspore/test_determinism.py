@@ -121,7 +121,7 @@ def test_small_chunks_give_the_tokens_of_whole_prompts(
 
 
 def test_the_seed_decides(served: Any, plain: list[list[int]]) -> None:
-    """Else equal tokens would say nothing: what is sampled is not the greedy continuation."""
+    """Else that tokens are equal would say little."""
     first, again = requests()[1], requests()[1]
     other = GenerationRequest(
         "o", first.prompt_ids, NEW, SamplingParams(do_sample=True, temperature=1.0, seed=99)
