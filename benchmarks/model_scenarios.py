@@ -144,9 +144,17 @@ async def endpoint_cost(
 
 
 async def interference(
-    target: Target, encode: Encode, rounds: int, streams: int = 8, tokens: int = 1500
+    target: Target,
+    encode: Encode,
+    rounds: int,
+    pause: float = 4.0,
+    streams: int = 8,
+    tokens: int = 1500,
 ) -> list[Figure]:
-    """Running streams' inter-token gaps while a long prompt is prefilled, to their usual ones."""
+    """Running streams' inter-token gaps while a long prompt is prefilled, to their usual ones.
+
+    The long prompts are `pause` seconds apart.
+    """
     ended: list[Outcome] = []
     running = True
 
@@ -163,12 +171,12 @@ async def interference(
     windows: list[tuple[float, float]] = []
     try:
         for _ in range(3 * rounds):
-            await asyncio.sleep(4)
+            await asyncio.sleep(pause)
             prompt = prompts.of_tokens(encode, tokens, next(_seeds))
             (long,), _ = await closed_loop(target, [target.request(prompt, 1)], 1)
             checked([long])
             windows.append((long.sent, long.arrivals[0]))
-        await asyncio.sleep(4)
+        await asyncio.sleep(pause)
     finally:
         running = False
         await asyncio.gather(*tasks)

@@ -89,7 +89,9 @@ def _model_figures(options: argparse.Namespace, chosen: list[str]) -> list[Figur
         if "prefix" in chosen:
             figures += asyncio.run(model.repeated_prefix(target, encode, options.rounds))
         if "interference" in chosen:
-            figures += asyncio.run(model.interference(target, encode, options.rounds))
+            figures += asyncio.run(
+                model.interference(target, encode, options.rounds, options.pause)
+            )
         peak = peak_bytes(server.pid) / 2**30
         figures.append(Figure("peak memory of the server", peak, "GiB", 2.5, False))
         if "endpoint" in chosen:
@@ -124,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m", help="deployment of the first five")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for that deployment")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions of each measurement")
+    pause = "seconds between the long prompts of `interference`"
+    parser.add_argument("--pause", type=float, default=4.0, help=pause)
     parser.add_argument("--json", metavar="FILE", help="write figures and machine there")
     return parser
 

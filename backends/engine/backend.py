@@ -134,6 +134,8 @@ class EngineBackend:
         if len(self._streams) >= self._totals.current.capacity:
             waiting = len(self._streams) - self._totals.current.running
             raise overloaded(waiting, self._serving.max_waiting, self._pace.retry_after)
+        if not self._streams:
+            self._pace.busy()
         stream = EngineStream(next(self._keys), self)
         self._streams[stream.key] = stream
         self._no_streams.clear()

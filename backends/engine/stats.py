@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from mindstream.backends.engine.messages import Stats
 from mindstream.plugin.backend import BackendStatus, Limits, State
@@ -50,18 +51,28 @@ class Pace:
     _WEIGHT = 0.1
     _LONGEST = 60
 
-    def __init__(self) -> None:
-        self._last: float | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
         self._interval = 0.0
+        self._ends = 0
+
+    def busy(self) -> None:
+        """A request came where none was open: the time before says nothing."""
+        self._last = self._clock()
 
     def ended(self) -> None:
         """One more request has ended."""
-        now = time.monotonic()
-        if self._last is not None:
-            self._interval += self._WEIGHT * (now - self._last - self._interval)
+        now = self._clock()
+        self._ends += 1
+        weight = max(self._WEIGHT, 1 / self._ends)  # a plain mean until there are enough of them
+        self._interval += weight * (now - self._last - self._interval)
         self._last = now
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds, 1 to 60: the mean interval between the latest ends, rounded up."""
+        """Whole seconds, 1 to 60: the mean interval between the latest ends, rounded up.
+
+        Only time in which requests are open counts.
+        """
         return min(self._LONGEST, max(1, math.ceil(self._interval)))

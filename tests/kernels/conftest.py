@@ -90,6 +90,7 @@ class Decoder:
     normed: bool
     seed: int
     blocks: int = 24
+    sharpness: float = 1.0  # of the attention: with 1, many keys share it about evenly
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,6 +127,8 @@ class Decoder:
 
     def _add(self, rng: np.random.Generator, name: str, *shape: int) -> None:
         scale = 1.0 if len(shape) == 1 else shape[1] ** -0.5
+        if name.endswith("q_proj.weight"):
+            scale *= self.sharpness
         data = rng.standard_normal(shape, np.float32) * np.float32(scale)
         if self.weights == "bf16" and len(shape) == 2:  # then packing rounds nothing
             data = (data.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -207,11 +210,17 @@ class Decoder:
 
         q, k = turned(heads("q", s.heads), "q"), turned(heads("k", s.kv_heads), "k")
         q = q.reshape(n, s.kv_heads, -1, s.head_dim)
-        scores = np.einsum("ikgd,jkd->kgij", q, k) / np.sqrt(s.head_dim)
-        scores = np.where(np.tril(np.ones((n, n), bool)), scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out = np.einsum("kgij,jkd->ikgd", weights, heads("v", s.kv_heads)).reshape(n, -1)
+        v, out = heads("v", s.kv_heads), np.zeros((n, s.heads * s.head_dim))
+        for begin in range(0, n, 512):  # all scores of a long prompt would not fit in memory
+            rows = slice(begin, min(begin + 512, n))
+            scores = np.einsum("ikgd,jkd->kgij", q[rows], k[: rows.stop], optimize=True)
+            scores /= np.sqrt(s.head_dim)
+            seen = np.arange(rows.stop) <= np.arange(rows.start, rows.stop)[:, None]
+            scores = np.where(seen, scores, -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            found = np.einsum("kgij,jkd->ikgd", weights, v[: rows.stop], optimize=True)
+            out[rows] = found.reshape(rows.stop - rows.start, -1)
         return np.asarray(out @ layer["self_attn.o_proj.weight"].T)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -27,10 +28,14 @@ Sequences = Sequence[tuple[Sequence[int], int, Sequence[int]]]
 class Worker:
     """A StepModel in another process."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **env},
         )
         self.limits: Any = None
 
@@ -67,6 +72,11 @@ class Worker:
         """Graphs that MindSpore has compiled for the loaded model, by its own record."""
         count: int = self.ask("compiled")[1]
         return count
+
+    def instruction_set(self) -> str:
+        """What the compiled kernels run on, before a model is loaded too."""
+        name: str = self.ask("instruction_set")[1]
+        return name
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -140,12 +150,12 @@ def tiny_deployment(
 
 
 @pytest.fixture(scope="session")
-def start_worker() -> Iterator[Callable[[], Worker]]:
-    """Starts workers and ends them with the session."""
+def start_worker() -> Iterator[Callable[..., Worker]]:
+    """Starts workers, with these environment variables, and ends them with the session."""
     workers: list[Worker] = []
 
-    def start() -> Worker:
-        workers.append(Worker())
+    def start(**env: str) -> Worker:
+        workers.append(Worker(**env))
         return workers[-1]
 
     yield start
@@ -154,13 +164,13 @@ def start_worker() -> Iterator[Callable[[], Worker]]:
 
 
 @pytest.fixture(scope="session")
-def lab(start_worker: Callable[[], Worker]) -> Worker:
+def lab(start_worker: Callable[..., Worker]) -> Worker:
     """One process for the small models, which are loaded into it one after the other."""
     return start_worker()
 
 
 @pytest.fixture(scope="session")
-def demo(start_worker: Callable[[], Worker]) -> Worker:
+def demo(start_worker: Callable[..., Worker]) -> Worker:
     """The demo model with float32 weights, by the kernels that `auto` chooses here."""
     if not (paths.models_dir() / "smollm2-135m").is_dir():
         pytest.skip("the demo model is not pulled: mindstream pull smollm2-135m")

@@ -35,6 +35,10 @@ def main() -> None:
                 from mindspore.graph.api import cells_compile_cache
 
                 result = sum(map(len, cells_compile_cache.values()))  # graphs of living cells
+            elif command == "instruction_set":
+                from mindstream.backends.mindspore.cpu.library import instruction_set
+
+                result = instruction_set()
             elif command == "imported":
                 result = arguments[0] in sys.modules
             else:
