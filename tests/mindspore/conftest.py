@@ -68,6 +68,11 @@ class Worker:
         count: int = self.ask("compiled")[1]
         return count
 
+    def logged(self) -> list[str]:
+        """Level and text of each line since the last load began."""
+        lines: list[str] = self.ask("logged")[1]
+        return lines
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.communicate(timeout=60)
@@ -131,8 +136,10 @@ def tiny_deployment(
 ) -> Callable[..., Path]:
     """Writes a small checkpoint with its yaml beside it; gives the weight directory."""
 
-    def write(name: str, dtype: str = "F32", shards: int = 1) -> Path:
-        folder: Path = tiny.write_model(tmp_path_factory.mktemp(name) / name, name, dtype, shards)
+    def write(name: str, dtype: str = "F32", shards: int = 1, **changes: Any) -> Path:
+        folder: Path = tiny.write_model(
+            tmp_path_factory.mktemp(name) / name, name, dtype, shards, **changes
+        )
         (folder / "deploy.yaml").write_text(yaml.safe_dump(deployment_yaml()))
         return folder
 

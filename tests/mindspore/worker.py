@@ -6,10 +6,22 @@ every model of the tests has a process of its own.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import sys
 from typing import Any
+
+
+class Lines(logging.Handler):
+    """What mindstream logged since the last load began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(f"{record.levelname} {record.getMessage()}")
 
 
 def main() -> None:
@@ -22,6 +34,10 @@ def main() -> None:
     from mindstream.plugin.model_config import load_deployment
 
     model: Any = None
+    lines = Lines()
+    log = logging.getLogger("mindstream")
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
     while True:
         try:
             command, *arguments = pickle.load(commands)
@@ -29,12 +45,15 @@ def main() -> None:
             return
         try:
             if command == "load":
+                lines.kept.clear()
                 model = MindSporeStepModel(load_deployment(*arguments))
                 result: Any = model.load()
             elif command == "compiled":
                 from mindspore.graph.api import cells_compile_cache
 
                 result = sum(map(len, cells_compile_cache.values()))  # graphs of living cells
+            elif command == "logged":
+                result = lines.kept
             elif command == "imported":
                 result = arguments[0] in sys.modules
             else:
