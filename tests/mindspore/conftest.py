@@ -63,6 +63,15 @@ class Worker:
         """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
         return self.forward(make_batch(sequences, self.limits.block_size, rows))
 
+    def watch(
+        self, sequences: Sequences, sampled: Sequence[Any], rows: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """See `worker.watch`; `sampled` are SampleRows."""
+        answer = self.ask("watch", make_batch(sequences, self.limits.block_size, rows), sampled)
+        assert answer[0] == "ok", answer
+        found: dict[str, Any] = answer[1]
+        return found
+
     def compiled(self) -> int:
         """Graphs that MindSpore has compiled for the loaded model, by its own record."""
         count: int = self.ask("compiled")[1]

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import sys
+import tracemalloc
 from typing import Any
 
 
@@ -22,6 +23,35 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.kept.append(f"{record.levelname} {record.getMessage()}")
+
+
+def watch(model: Any, batch: Any, rows: list[Any]) -> dict[str, Any]:
+    """A step and the sampling of `rows`: `shared` if the logits are the memory of the tensor that
+    the graph gave, and the most that Python and NumPy allocated meanwhile.
+    """
+    from mindspore import Tensor
+
+    from mindstream.backends.engine.sampler import Sampler
+
+    given: list[Any] = []
+    asnumpy = Tensor.asnumpy
+
+    def noted(tensor: Any) -> Any:
+        given.append(tensor)
+        return asnumpy(tensor)
+
+    Tensor.asnumpy = noted
+    tracemalloc.start()
+    try:
+        logits = model.forward(batch)
+        tokens = Sampler(None).sample(logits, rows) if rows else []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        Tensor.asnumpy = asnumpy
+    (tensor,) = given
+    shared = tensor.data_ptr() == logits.ctypes.data
+    return {"shared": shared, "logits": logits.nbytes, "peak": peak, "tokens": tokens}
 
 
 def main() -> None:
@@ -52,6 +82,8 @@ def main() -> None:
                 from mindspore.graph.api import cells_compile_cache
 
                 result = sum(map(len, cells_compile_cache.values()))  # graphs of living cells
+            elif command == "watch":
+                result = watch(model, *arguments)
             elif command == "logged":
                 result = lines.kept
             elif command == "imported":
