@@ -34,7 +34,8 @@ class CpuConfig:
         _doc(
             "`fused`: one operator for the decoder stack; `attention`: stock operators and a C++ "
             "attention; `stock`: MindSpore's own operators alone; `auto`: the fastest that the "
-            "compiled library and the model's shapes allow."
+            "compiled library and the model's shapes allow, and where that is not `fused` one "
+            "line of the log says which and why."
         ),
     ] = "auto"
     weights: Annotated[
