@@ -1,13 +1,15 @@
-"""What the kernel tests share: calling an operator as MindSpore does, and a NumPy decoder."""
+"""What the kernel tests share: calling an operator as MindSpore does, and random decoders."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,18 @@ Array = NDArray[Any]
 
 HERE = Path(__file__).parent
 BUILDS_ITS_OWN = HERE / "test_sanitizers.py"
+
+
+def _numpy_decoder() -> ModuleType:
+    path = HERE.parent / "goldens" / "numpy_decoder.py"
+    spec = importlib.util.spec_from_file_location("numpy_decoder", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+numpy_decoder = _numpy_decoder()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,12 +148,6 @@ class Decoder:
             data = (data.view(np.uint32) & 0xFFFF0000).view(np.float32)
         self.tensors[name] = data
 
-    def rotary(self, positions: Array) -> tuple[Array, Array]:
-        half = self.shape.head_dim // 2
-        angles = positions[:, None] / 10000.0 ** (np.arange(half) / half)
-        angles = np.concatenate([angles, angles], 1)
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-
     def run(
         self, batch: list[tuple[list[int], int, list[int]]], rows: list[int] | None = None
     ) -> tuple[Array, Array]:
@@ -163,7 +171,7 @@ class Decoder:
         inputs: list[Array] = [
             self.model,
             hidden,
-            *self.rotary(np.arange(positions.max() + 3)),
+            *numpy_decoder.rotary(np.arange(positions.max() + 3), s.head_dim),
             i32(positions),
             i32(slots),
             i32(tables),
@@ -178,54 +186,12 @@ class Decoder:
 
     def expected(self, ids: list[int]) -> tuple[Array, Array]:
         """The whole sequence at once in float64: hidden rows and logits."""
-        s, w = self.shape, {k: v.astype(np.float64) for k, v in self.tensors.items()}
-        x = w["model.embed_tokens.weight"][ids]
-        cos, sin = (t.astype(np.float64)[:, None] for t in self.rotary(np.arange(len(ids))))
-        for i in range(s.layers):
-            at = f"model.layers.{i}."
-            layer = {k[len(at) :]: v for k, v in w.items() if k.startswith(at)}
-            y = _norm(x, layer["input_layernorm.weight"], s.eps)
-            x = x + self._attention(layer, y, cos, sin)
-            y = _norm(x, layer["post_attention_layernorm.weight"], s.eps)
-            gate = y @ layer["mlp.gate_proj.weight"].T
-            up = y @ layer["mlp.up_proj.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T
-        x = _norm(x, w["model.norm.weight"], s.eps)
-        head = w["model.embed_tokens.weight" if s.tied else "lm_head.weight"]
-        return x, np.asarray(x @ head.T)
-
-    def _attention(self, layer: dict[str, Array], x: Array, cos: Array, sin: Array) -> Array:
-        s, n = self.shape, len(x)
-
-        def heads(name: str, count: int) -> Array:
-            y: Array = x @ layer[f"self_attn.{name}_proj.weight"].T
-            y = y + layer.get(f"self_attn.{name}_proj.bias", 0.0)
-            return np.asarray(y.reshape(n, count, s.head_dim))
-
-        def turned(y: Array, name: str) -> Array:
-            if f"self_attn.{name}_norm.weight" in layer:
-                y = _norm(y, layer[f"self_attn.{name}_norm.weight"], s.eps)
-            a, b = np.split(y, 2, -1)
-            return np.asarray(y * cos + np.concatenate([-b, a], -1) * sin)
-
-        q, k = turned(heads("q", s.heads), "q"), turned(heads("k", s.kv_heads), "k")
-        q = q.reshape(n, s.kv_heads, -1, s.head_dim)
-        v, out = heads("v", s.kv_heads), np.zeros((n, s.heads * s.head_dim))
-        for begin in range(0, n, 512):  # all scores of a long prompt would not fit in memory
-            rows = slice(begin, min(begin + 512, n))
-            scores = np.einsum("ikgd,jkd->kgij", q[rows], k[: rows.stop], optimize=True)
-            scores /= np.sqrt(s.head_dim)
-            seen = np.arange(rows.stop) <= np.arange(rows.start, rows.stop)[:, None]
-            scores = np.where(seen, scores, -np.inf)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            found = np.einsum("kgij,jkd->ikgd", weights, v[: rows.stop], optimize=True)
-            out[rows] = found.reshape(rows.stop - rows.start, -1)
-        return np.asarray(out @ layer["self_attn.o_proj.weight"].T)
-
-
-def _norm(x: Array, weight: Array, eps: float) -> Array:
-    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight)
+        s = self.shape
+        heads = (s.heads, s.kv_heads, s.head_dim)
+        hidden, logits = numpy_decoder.decode(
+            self.tensors, ids, layers=s.layers, heads=heads, eps=s.eps
+        )
+        return hidden, logits
 
 
 @pytest.fixture(name="call", scope="session")

@@ -120,14 +120,24 @@ def make_batch(sequences: Sequences, block_size: int, rows: Sequence[int] | None
     )
 
 
-@pytest.fixture(scope="session")
-def tiny() -> ModuleType:
-    """The module that writes the small random checkpoints."""
-    spec = importlib.util.spec_from_file_location("tiny_models", GOLDENS / "tiny_models.py")
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, GOLDENS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModuleType:
+    """The module that writes the small random checkpoints."""
+    return _module("tiny_models")
+
+
+@pytest.fixture(scope="session")
+def numpy_decoder() -> ModuleType:
+    """The module that computes what a checkpoint means."""
+    return _module("numpy_decoder")
 
 
 @pytest.fixture(scope="session")

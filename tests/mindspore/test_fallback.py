@@ -42,6 +42,7 @@ def generate(model: Any, prompt: list[int]) -> tuple[list[int], NDArray[np.float
 )
 def test_auto_takes_the_compiled_attention_and_gives_the_ids_of_stock(
     tiny: ModuleType,
+    numpy_decoder: ModuleType,
     tiny_deployment: Callable[..., Path],
     lab: Any,
     name: str,
@@ -63,3 +64,16 @@ def test_auto_takes_the_compiled_attention_and_gives_the_ids_of_stock(
     ids, logits = found["auto"]
     assert ids == found["stock"][0]
     assert np.abs(logits - found["stock"][1]).max() < 1e-4
+    # Both share MindFormers' model and the rotary embedding; NumPy shares nothing.
+    config = {**tiny.MODELS[name], **changes}
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim", config["hidden_size"] // heads)
+    expected = numpy_decoder.decode(
+        tiny.tensors(name, num_hidden_layers=2, **changes),
+        tiny.PROMPT + ids[:-1],
+        layers=2,
+        heads=(heads, config["num_key_value_heads"], dim),
+        eps=config["rms_norm_eps"],
+        theta=config["rope_theta"],
+    )[1]
+    assert np.abs(logits - expected[-TOKENS:]).max() < 1e-4
