@@ -1,4 +1,4 @@
-"""The scenarios that need a server or two, run once: their figures' names, and that there are any."""
+"""The scenarios that need a server or two, run once: their figures have their names and values."""
 
 from __future__ import annotations
 
