@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from asyncio import Future
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -19,12 +18,12 @@ from tornado.httputil import HTTPServerRequest
 from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from mindstream.handlers.chunk_writer import write_chunk
 from mindstream.handlers.error_map import ErrorReply, reply_for, reply_for_status
+from mindstream.handlers.event_writer import EventWriter
 from mindstream.handlers.json_body import parse_json_object
 from mindstream.handlers.measures import RequestMeasure
 from mindstream.handlers.peer import PeerWatch
-from mindstream.handlers.sse import CONTENT_TYPE, StreamCodec
+from mindstream.handlers.sse import StreamCodec
 from mindstream.handlers.state import ServerState
 from mindstream.handlers.wire_json import encode
 from mindstream.plugin.errors import BackendFailed, PayloadTooLarge, RequestError
@@ -38,8 +37,6 @@ DRAIN_BYTES = 64 * 2**20
 INLINE_BODY_BYTES = 256 * 2**10
 # Not a status of HTTP: only the access log shows it.
 CLIENT_GONE = 499
-# Seconds a client may leave a full socket unread; the real server's write timeout.
-WRITE_TIMEOUT = 600.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +63,6 @@ class ApiHandler(RequestHandler):
         self._body_bytes = 0
         self._client_gone = False
         self._stream_failed = False
-        self._chunked = False  # a stream's transfer coding
         self._answer: asyncio.Future[None] | None = None
         super().__init__(application, request)
 
@@ -85,6 +81,7 @@ class ApiHandler(RequestHandler):
         return await asyncio.to_thread(function, *args, **kwargs)
 
     def prepare(self) -> None:
+        self.state.answers_on(self._connection().stream)
         # Tornado's own limit closes the connection without a reply; ours answers.
         self._max_body = self.state.max_body_bytes(self.path_kwargs.get("model"))
         self._connection().set_max_body_size(2**62)
@@ -167,10 +164,11 @@ class ApiHandler(RequestHandler):
         The headers go out with the first event: what fails before it keeps its status code. What
         fails after it becomes the dialect's error event, and the stream ends as it should.
         """
+        writer = EventWriter(self)
         try:
             async with source as chunks:
                 async for chunk in chunks:
-                    await self._send(codec.event(chunk))
+                    await writer.send(codec.event(chunk))
             tail = codec.end()
         except StreamClosedError:
             raise
@@ -181,45 +179,11 @@ class ApiHandler(RequestHandler):
             self._stream_failed = True
             tail = codec.error(error)
         if tail:
-            await self._send(tail)
-        if not self._chunked:
+            await writer.send(tail)
+        if not writer.chunked:
             # Without chunks the end of the connection alone ends the body, keep-alive or not.
             await self.finish()
             self._connection().stream.close()
-
-    async def _send(self, event: bytes) -> None:
-        written: Future[None] | None
-        if self._headers_written and not self._transforms:
-            written = write_chunk(self._connection().stream, event, chunked=self._chunked)
-        else:  # the first one, or an application around ours compresses
-            if not self._headers_written:
-                self._open_stream()
-            self.write(event)
-            written = self.flush()
-            self._chunked = "Transfer-Encoding" in self._headers  # Tornado has decided
-        if written is not None:
-            await self._drain(written)
-
-    def _open_stream(self) -> None:
-        self.set_header("Content-Type", CONTENT_TYPE)
-        self.set_header("Cache-Control", "no-cache")
-        self.set_header("X-Accel-Buffering", "no")
-        # Else the second token waits for the client's delayed acknowledgement, 40 ms. Tornado
-        # switches it off again behind every request of a connection.
-        self._connection().stream.set_nodelay(True)
-        if self.request.version != "HTTP/1.1":
-            # Else Tornado promises a keep-alive that was asked for.
-            self.request.headers["Connection"] = "close"
-
-    async def _drain(self, written: Future[None]) -> None:
-        """Back-pressure: the engine's chunks wait while the client does not read."""
-        # Not wait_for, which would cancel it: Tornado cannot bear that.
-        done, _ = await asyncio.wait({written}, timeout=WRITE_TIMEOUT)
-        if not done:
-            log.warning("%s: the client read nothing for %.0f s", self.request_id, WRITE_TIMEOUT)
-            self._connection().stream.close()
-            raise StreamClosedError
-        written.result()
 
     def _connection(self) -> HTTP1Connection:
         return cast(HTTP1Connection, self.request.connection)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from itertools import count
+from weakref import WeakSet
+
+from tornado.iostream import IOStream
 
 from mindstream.handlers.metrics import Metrics
 from mindstream.plugin.backend import State
@@ -31,6 +34,16 @@ class ServerState:
         self.metrics = Metrics(self.services)
         self.created = int(time.time())  # seconds since 1970
         self._numbers = count()
+        self._connections: WeakSet[IOStream] = WeakSet()
+
+    def answers_on(self, connection: IOStream) -> None:
+        """A request came in there."""
+        self._connections.add(connection)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a client has not yet taken all that was written to it."""
+        return any(connection.writing() for connection in self._connections)
 
     def model(self, name: str, version: str | None = None) -> ModelService:
         """The model of a URL, or NotFound."""

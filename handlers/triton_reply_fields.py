@@ -84,7 +84,7 @@ REPLY_FIELDS = (
     ReplyField(
         "prefill_time",
         "float or null",
-        "Milliseconds to the first token; null in all later events. Only in a stream with details.",
+        "Milliseconds to the first token; null in all others. Only in a stream with details.",
         "float, ms",
         "integer, ms",
     ),

@@ -35,7 +35,14 @@ def make_app(services: Iterable[ModelService]) -> Application:
         list(route_specs(state)),
         default_handler_class=UnknownRoute,
         default_handler_args={"state": state},
+        mindstream_state=state,
     )
+
+
+def is_writing(app: Application) -> bool:
+    """Whether a client of `make_app`'s has not yet taken all that was written to it."""
+    state: ServerState = app.settings["mindstream_state"]
+    return state.is_writing
 
 
 def make_server(app: Application) -> HTTPServer:

@@ -66,8 +66,8 @@ class Chunk:
 
     token_ids: tuple[int, ...]
     generated_tokens: int  # cumulative, an EOS token included
-    batch_size: int  # sequences in this step
+    batch_size: int  # sequences in this step; 0 without a token
     queue_wait_us: int  # microseconds since the sequence became ready for this step until it began
-    prefill_ms: float | None = None  # submit to first token; only in the first chunk
-    decode_ms: float | None = None  # since the previous token; in all others
+    prefill_ms: float | None = None  # submit to first token; only with the first one
+    decode_ms: float | None = None  # since the previous token; with all others
     finish_reason: FinishReason | None = None

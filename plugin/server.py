@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tornado.httpserver import HTTPServer
+from tornado.web import Application
 
-from mindstream.plugin.app import make_app, make_server
+from mindstream.plugin.app import is_writing, make_app, make_server
 from mindstream.plugin.errors import ConfigError
 from mindstream.plugin.model_config import Deployment
 from mindstream.plugin.service import ModelService, open_service
@@ -27,6 +28,7 @@ Say = Callable[[str], None]
 _PROGRESS_EVERY = 10.0  # seconds between signs of life while a model loads
 # Handlers write the last event of a drained stream after the backend is done with it.
 _LAST_WRITES = 0.2
+_LOOK_EVERY = 0.02  # seconds between looks at clients that read slowly
 
 
 def serve(deployment: Deployment, host: str, port: int, *, say: Say, ready: Say) -> None:
@@ -87,17 +89,27 @@ async def _run(deployment: Deployment, sockets: list[socket.socket], say: Say, r
         if not await signals.first(_with_progress(service.start(), deployment.name, say)):
             say("stopped before it was ready")
             return
-        server = _listen(service, sockets)
+        app = make_app([service])
+        server = _listen(app, sockets)
         ready(_ready_text(service, sockets, time.monotonic() - began))
         await signals.wait()
         server.stop()
         say("stopping: no new requests, running ones may end (a second signal ends them now)")
-        await signals.first(service.stop(drain=True))
+        until = time.monotonic() + deployment.serving.drain_timeout
+        drained = await signals.first(service.stop(drain=True))
     finally:
         await service.stop(drain=False)
     await asyncio.sleep(_LAST_WRITES)
+    if drained:
+        await signals.first(_written(app, until))
     await server.close_all_connections()
     say("stopped")
+
+
+async def _written(app: Application, until: float) -> None:
+    """Lets clients take what was written to them, `until` then (monotonic) at most."""
+    while is_writing(app) and time.monotonic() < until:  # noqa: ASYNC110 - sockets send no event
+        await asyncio.sleep(_LOOK_EVERY)
 
 
 class _Signals:
@@ -142,8 +154,8 @@ async def _with_progress(work: Awaitable[None], name: str, say: Say) -> None:
         task.cancel()
 
 
-def _listen(service: ModelService, sockets: list[socket.socket]) -> HTTPServer:
-    server = make_server(make_app([service]))
+def _listen(app: Application, sockets: list[socket.socket]) -> HTTPServer:
+    server = make_server(app)
     for sock in sockets:
         try:
             sock.listen(1024)

@@ -62,6 +62,8 @@ class ModelService:
         self.defaults = defaults
         self._limits: ServiceLimits | None = None
         self._running: dict[str, TokenStream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def name(self) -> str:
@@ -89,15 +91,20 @@ class ModelService:
             )
 
     async def stop(self, *, drain: bool) -> None:
-        """With `drain`, running requests get `serving.drain_timeout` seconds to end. Idempotent."""
+        """With `drain`, running requests get `serving.drain_timeout` seconds to end. Idempotent.
+
+        A request has ended when its last chunk was taken, which a slow client may put off.
+        """
         if drain:
             try:
-                await asyncio.wait_for(
-                    self.backend.stop(drain=True), self.deployment.serving.drain_timeout
-                )
+                await asyncio.wait_for(self._drain(), self.deployment.serving.drain_timeout)
             except (TimeoutError, asyncio.TimeoutError):
                 log.warning("%s: requests still ran after drain_timeout; ending them", self.name)
         await self.backend.stop(drain=False)
+
+    async def _drain(self) -> None:
+        await self.backend.stop(drain=True)
+        await self._idle.wait()
 
     def status(self) -> BackendStatus:
         """Cheap; never raises."""
@@ -142,12 +149,15 @@ class ModelService:
         deadline = Deadline(times)
         stream = self.backend.submit(request)
         self._running[request.request_id] = stream
+        self._idle.clear()
         try:
             async with stream as chunks:
                 yield _TextStream(chunks, self._open_text(request), request, deadline)
         finally:
             deadline.close()
             del self._running[request.request_id]
+            if not self._running:
+                self._idle.set()
 
     def _open_text(self, request: GenerationRequest) -> Detokenizer:
         """Continues behind what an earlier attempt generated, which may end inside a character."""

@@ -34,7 +34,8 @@ class CpuConfig:
         _doc(
             "`fused`: one operator for the decoder stack; `attention`: stock operators and a C++ "
             "attention; `stock`: MindSpore's own operators alone; `auto`: the fastest that the "
-            "compiled library and the model's shapes allow."
+            "compiled library and the model's shapes allow, and where that is not `fused` one "
+            "line of the log says which and why."
         ),
     ] = "auto"
     weights: Annotated[
@@ -137,7 +138,12 @@ class ServingConfig:
         int, _doc("Token budget of one step; long prompts are cut to it.", ge=1, le=1_048_576)
     ] = 512
     kv_cache_gib: Annotated[
-        float, _doc("Memory of the KV cache in GiB; 0: model.model_config.num_blocks.", ge=0)
+        float,
+        _doc(
+            "Memory of the KV cache in GiB; 0: model.model_config.num_blocks, and without that "
+            "80 % of what the weights leave of the free memory, or of context.max_device_memory.",
+            ge=0,
+        ),
     ] = 0.0
     overlap: Annotated[
         bool,

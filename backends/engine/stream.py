@@ -71,18 +71,15 @@ class EngineStream:
 
     def push(self, delta: Delta, batch_size: int) -> None:
         """Takes over what a step gave."""
-        first, elapsed = delta.first, delta.elapsed_ms
-        self._chunks.append(
-            Chunk(
-                () if delta.token == NO_TOKEN else (delta.token,),
-                delta.generated,
-                batch_size,
-                delta.queue_wait_us,
-                elapsed if first else None,
-                None if first else elapsed,
-                FINISH_REASONS[delta.finish],
-            )
-        )
+        finish, waited = FINISH_REASONS[delta.finish], delta.queue_wait_us
+        if delta.token == NO_TOKEN:  # no step and no token, hence no batch and no times of them
+            chunk = Chunk((), delta.generated, 0, waited, None, None, finish)
+        else:
+            first, elapsed = delta.first, delta.elapsed_ms
+            prefill, decode = (elapsed, None) if first else (None, elapsed)
+            ids = (delta.token,)
+            chunk = Chunk(ids, delta.generated, batch_size, waited, prefill, decode, finish)
+        self._chunks.append(chunk)
         if delta.finish:
             self._ended = True
         self._wake()

@@ -38,7 +38,7 @@ _DTYPES = (
     "rotary_dtype",
 )
 # MindFormers' own, which hold when the yaml says nothing.
-_BLOCK_SIZE, _NUM_BLOCKS = 32, 1024
+_BLOCK_SIZE, NUM_BLOCKS = 32, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ModelPlan:
     qkv_bias: bool
     tied: bool
     block_size: int
-    num_blocks: int  # of the yaml; serving.kv_cache_gib overrides it
+    num_blocks: int  # of the yaml, or 0; serving.kv_cache_gib overrides it
 
     def kv_block_bytes(self, element_bytes: int) -> int:
         """Bytes of one block of keys and values in all layers."""
@@ -196,7 +196,8 @@ def _plan(merged: dict[str, Any], model_dir: Path, device: str, family: str) -> 
             f"num_key_value_heads {kv_heads}."
         )
     merged.setdefault("block_size", _BLOCK_SIZE)
-    merged.setdefault("num_blocks", _NUM_BLOCKS)
+    num_blocks = _count(merged, "num_blocks", model_dir) if "num_blocks" in merged else 0
+    merged.setdefault("num_blocks", NUM_BLOCKS)
     return ModelPlan(
         model_dir=model_dir,
         device=device,
@@ -213,7 +214,7 @@ def _plan(merged: dict[str, Any], model_dir: Path, device: str, family: str) -> 
         qkv_bias=bool(merged.get("add_qkv_bias", merged.get("attention_bias", False))),
         tied=bool(merged.get("tie_word_embeddings", False)),
         block_size=_count(merged, "block_size", model_dir),
-        num_blocks=_count(merged, "num_blocks", model_dir),
+        num_blocks=num_blocks,
     )
 
 

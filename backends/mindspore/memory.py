@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindstream.backends.mindspore.config import ModelPlan
+from mindstream.backends.mindspore.config import NUM_BLOCKS, ModelPlan
 from mindstream.backends.mindspore.weights import TensorEntry
 from mindstream.plugin.backend import Limits
 from mindstream.plugin.errors import ConfigError
@@ -16,15 +18,38 @@ _GIB = 1 << 30
 KV_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 # MindSpore, its compiled graphs and activations, measured on CPU.
 _RUNTIME_BYTES = 700 << 20
+# The rest is for what grows with the batch: activations, logits, the front end.
+_SHARE_OF_WHAT_IS_LEFT = 0.8
 
 
-def cache_blocks(deployment: Deployment, plan: ModelPlan, kv_dtype: str | None) -> int:
-    """Blocks of the KV cache: from serving.kv_cache_gib, else from the yaml. Raises ConfigError."""
-    gib = deployment.serving.kv_cache_gib
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that one weight and one element of the KV cache take."""
+
+    weight: float
+    kv: int
+
+    @classmethod
+    def on_device(cls, plan: ModelPlan) -> Sizes:
+        """As MindFormers keeps them where no kernels of ours do."""
+        size = KV_BYTES[str(plan.model_config.get("compute_dtype", "bfloat16"))]
+        return cls(size, size)
+
+
+def cache_blocks(
+    deployment: Deployment,
+    plan: ModelPlan,
+    entries: Mapping[str, TensorEntry],
+    sizes: Sizes,
+    available: int | None = None,
+) -> int:
+    """Blocks of the KV cache: serving.kv_cache_gib's, else the yaml's, else of what is left.
+
+    `available` bytes are the host's unless given. Raises ConfigError.
+    """
+    gib, block = deployment.serving.kv_cache_gib, plan.kv_block_bytes(sizes.kv)
     if gib == 0:
-        return plan.num_blocks
-    element = KV_BYTES[kv_dtype or str(plan.model_config.get("compute_dtype", "bfloat16"))]
-    block = plan.kv_block_bytes(element)
+        return plan.num_blocks or _what_is_left(deployment, plan, entries, sizes, available)
     blocks = int(gib * _GIB / block)
     if blocks < 1:
         raise ConfigError(
@@ -32,6 +57,37 @@ def cache_blocks(deployment: Deployment, plan: ModelPlan, kv_dtype: str | None) 
             f"{plan.block_size} tokens, which takes {block / _GIB:.4f} GiB."
         )
     return blocks
+
+
+def _what_is_left(
+    deployment: Deployment,
+    plan: ModelPlan,
+    entries: Mapping[str, TensorEntry],
+    sizes: Sizes,
+    available: int | None,
+) -> int:
+    """A share of the memory behind the weights, but no more than all slots can fill."""
+    if available is None:
+        available = available_bytes() if plan.device == "CPU" else _device_bytes(deployment)
+    if available is None:
+        return NUM_BLOCKS
+    left = available - _weight_bytes(entries, sizes) - _RUNTIME_BYTES
+    blocks = int(_SHARE_OF_WHAT_IS_LEFT * left / plan.kv_block_bytes(sizes.kv))
+    length = deployment.serving.max_seq_len or plan.max_positions
+    most = deployment.serving.max_batch_size * math.ceil(length / plan.block_size)
+    return max(1, min(blocks, most))
+
+
+def _weight_bytes(entries: Mapping[str, TensorEntry], sizes: Sizes) -> float:
+    return sizes.weight * sum(math.prod(entry.shape) for entry in entries.values())
+
+
+def _device_bytes(deployment: Deployment) -> int | None:
+    """What the yaml lets MindSpore take of the device; None if it does not say."""
+    context = deployment.mindformers.get("context")
+    given = context.get("max_device_memory") if isinstance(context, Mapping) else None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB", str(given))
+    return int(float(found[1]) * _GIB) if found else None
 
 
 def limits(deployment: Deployment, plan: ModelPlan, num_blocks: int) -> Limits:
@@ -62,18 +118,12 @@ def check_host(
     plan: ModelPlan,
     entries: Mapping[str, TensorEntry],
     num_blocks: int,
+    sizes: Sizes,
     available: int | None = None,
-    *,
-    weight_bytes: float = 4.0,
-    kv_bytes: int = 4,
 ) -> None:
-    """Refuses a CPU deployment that the machine's memory cannot hold. Raises ConfigError.
-
-    `weight_bytes` and `kv_bytes` are what one weight and one element of the cache take.
-    """
+    """Refuses a CPU deployment that the machine's memory cannot hold. Raises ConfigError."""
     free = available_bytes() if available is None else available
-    weights = weight_bytes * sum(math.prod(entry.shape) for entry in entries.values())
-    cache = num_blocks * plan.kv_block_bytes(kv_bytes)
+    weights, cache = _weight_bytes(entries, sizes), num_blocks * plan.kv_block_bytes(sizes.kv)
     if free is None or weights + cache + _RUNTIME_BYTES <= free:
         return
     raise ConfigError(

@@ -34,17 +34,15 @@ class MindSporeStepModel:
         headers = weights.read_headers(plan.model_dir)
         weights.check(headers, plan)
         kernels = select(deployment.serving.cpu, plan) if plan.device == "CPU" else None
-        num_blocks = memory.cache_blocks(deployment, plan, kernels.kv_dtype if kernels else None)
+        sizes = (
+            memory.Sizes(kernels.weight_bytes, memory.KV_BYTES[kernels.kv_dtype])
+            if kernels
+            else memory.Sizes.on_device(plan)
+        )
+        num_blocks = memory.cache_blocks(deployment, plan, headers, sizes)
         limits = memory.limits(deployment, plan, num_blocks)
         if kernels:
-            memory.check_host(
-                deployment,
-                plan,
-                headers,
-                num_blocks,
-                weight_bytes=kernels.weight_bytes,
-                kv_bytes=memory.KV_BYTES[kernels.kv_dtype],
-            )
+            memory.check_host(deployment, plan, headers, num_blocks, sizes)
         settings = environment.Settings(
             device=plan.device,
             threads=deployment.serving.cpu.threads or environment.core_count(),

@@ -113,6 +113,24 @@ def test_measured_times_are_those_of_the_steps(either_loop: Make) -> None:
     asyncio.run(main())
 
 
+def test_a_chunk_without_a_token_has_no_times(either_loop: Make) -> None:
+    async def main() -> None:
+        async with running(either_loop(step_ms=5, serving={"max_batch_size": 1})) as backend:
+            first = asyncio.ensure_future(collect(backend, request(2, new=30)))
+            await eventually(lambda: backend.status().running == 1)
+            waiting = backend.submit(request(3, new=5))
+            async with waiting as chunks:
+                await eventually(lambda: backend.status().waiting == 1)
+                waiting.stop()
+                [last] = [chunk async for chunk in chunks]
+            await first
+        assert (last.token_ids, last.generated_tokens, last.batch_size) == ((), 0, 0)
+        assert (last.prefill_ms, last.decode_ms) == (None, None)
+        assert last.queue_wait_us > 0
+
+    asyncio.run(main())
+
+
 def test_leaving_a_stream_frees_its_blocks(either_loop: Make) -> None:
     async def main() -> None:
         async with running(either_loop(step_ms=2)) as backend:

@@ -475,3 +475,27 @@ def test_a_model_that_gives_the_wrong_shape_is_an_error_of_the_step(
     simulation.step()
     failures = simulation.failures
     assert "expected 1 rows of logits" in failures[0].message
+
+
+def test_the_sampler_reads_the_very_array_that_the_model_gave(
+    either_loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation(either_loop())
+    forward, sample = simulation.model.forward, Sampler.sample
+    given: list[Float32] = []
+    shared: list[bool] = []
+
+    def noted(batch: Batch) -> Float32:
+        given.append(forward(batch))
+        return given[-1]
+
+    def watched(self: Sampler, logits: Float32, rows: Any) -> list[int]:
+        shared.append(any(np.shares_memory(logits, array) for array in given))
+        return sample(self, logits, rows)
+
+    monkeypatch.setattr(simulation.model, "forward", noted)
+    monkeypatch.setattr(Sampler, "sample", watched)
+    for prompt in ([2, 3], [4], [5, 6, 7]):
+        simulation.submit(request(prompt, 4))
+    simulation.finish()
+    assert shared and all(shared)

@@ -63,12 +63,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(name: str) -> dict[str, NDArray[np.float32]]:
+def tensors(name: str, **changes: Any) -> dict[str, NDArray[np.float32]]:
     """The model's tensors in float32; every value is exact in bfloat16 and in float16.
 
-    So the three file types hold the same model and share one reference.
+    So the three file types hold the same model and share one reference. `changes` to its
+    configuration make another model, which has none.
     """
-    config = MODELS[name]
+    config = MODELS[name] | changes
     random = np.random.RandomState(sum(map(ord, name)))
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     dim = config.get("head_dim", hidden // config["num_attention_heads"])
@@ -102,11 +103,13 @@ def tensors(name: str) -> dict[str, NDArray[np.float32]]:
     return found
 
 
-def write_model(folder: Path, name: str, dtype: str = "F32", shards: int = 1) -> Path:
+def write_model(
+    folder: Path, name: str, dtype: str = "F32", shards: int = 1, **changes: Any
+) -> Path:
     """Writes an HF-style weight directory; `dtype` is a safetensors name. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODELS[name], indent=2))
-    everything = list(tensors(name).items())
+    (folder / "config.json").write_text(json.dumps(MODELS[name] | changes, indent=2))
+    everything = list(tensors(name, **changes).items())
     size = -(-len(everything) // shards)
     for index in range(shards):
         part = dict(everything[index * size : (index + 1) * size])

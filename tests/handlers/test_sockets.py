@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mindstream.handlers import base
+from mindstream.handlers import base, event_writer
 from mindstream.handlers.testing import Server, eventually, read_chunks, read_reply, request_bytes
 from mindstream.plugin.errors import BackendFailed
 from mindstream.plugin.request import FinishReason
@@ -225,7 +225,7 @@ def test_a_client_that_never_reads_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(base, "WRITE_TIMEOUT", 0.05)
+    monkeypatch.setattr(event_writer, "WRITE_TIMEOUT", 0.05)
     server.backend.enqueue(*([88] * 200_000), FinishReason.LENGTH)
     with server.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

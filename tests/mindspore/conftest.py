@@ -68,6 +68,15 @@ class Worker:
         """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
         return self.forward(make_batch(sequences, self.limits.block_size, rows))
 
+    def watch(
+        self, sequences: Sequences, sampled: Sequence[Any], rows: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """See `worker.watch`; `sampled` are SampleRows."""
+        answer = self.ask("watch", make_batch(sequences, self.limits.block_size, rows), sampled)
+        assert answer[0] == "ok", answer
+        found: dict[str, Any] = answer[1]
+        return found
+
     def compiled(self) -> int:
         """Graphs that MindSpore has compiled for the loaded model, by its own record."""
         count: int = self.ask("compiled")[1]
@@ -77,6 +86,11 @@ class Worker:
         """What the compiled kernels run on, before a model is loaded too."""
         name: str = self.ask("instruction_set")[1]
         return name
+
+    def logged(self) -> list[str]:
+        """Level and text of each line since the last load began."""
+        lines: list[str] = self.ask("logged")[1]
+        return lines
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -141,8 +155,10 @@ def tiny_deployment(
 ) -> Callable[..., Path]:
     """Writes a small checkpoint with its yaml beside it; gives the weight directory."""
 
-    def write(name: str, dtype: str = "F32", shards: int = 1) -> Path:
-        folder: Path = tiny.write_model(tmp_path_factory.mktemp(name) / name, name, dtype, shards)
+    def write(name: str, dtype: str = "F32", shards: int = 1, **changes: Any) -> Path:
+        folder: Path = tiny.write_model(
+            tmp_path_factory.mktemp(name) / name, name, dtype, shards, **changes
+        )
         (folder / "deploy.yaml").write_text(yaml.safe_dump(deployment_yaml()))
         return folder
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mindstream.backends.mindspore import environment, memory, weights
+from mindstream.backends.mindspore import environment
 from mindstream.backends.mindspore.config import plan_model
 from mindstream.backends.mindspore.cpu.kernel_sets import select
 from mindstream.backends.mindspore.step_model import MindSporeStepModel
@@ -176,25 +176,6 @@ def test_missing_weight_directory(tmp_path: Path) -> None:
         MindSporeStepModel(load_deployment(path)).load()
 
 
-def test_too_little_memory_names_both_sizes(folder: Path) -> None:
-    deployment = load_deployment(write_yaml(folder))
-    plan = plan_model(deployment)
-    entries = weights.read_headers(plan.model_dir)
-    with pytest.raises(
-        ConfigError, match=r"64 blocks takes .* but 0.5 GiB of memory are available"
-    ):
-        memory.check_host(deployment, plan, entries, 64, available=1 << 29)
-    memory.check_host(deployment, plan, entries, 64, available=1 << 31)
-
-
-def test_cache_size_from_gib(folder: Path) -> None:
-    path = write_yaml(folder, serving={"kv_cache_gib": 0.25})
-    deployment = load_deployment(path)
-    plan = plan_model(deployment)
-    block = 2 * 3 * 4 * 2 * 32 * 4  # k and v, layers, tokens, kv heads, head_dim, bytes
-    assert memory.cache_blocks(deployment, plan, "float32") == (1 << 28) // block
-
-
 @pytest.mark.parametrize(
     ("package", "installed", "expected"),
     [
@@ -223,7 +204,16 @@ def test_versions(
         ({"kernels": "fused"}, True, r"'fused', but block_size 4 is not a multiple of 16"),
         ({"kernels": "fused"}, False, r"'fused', but mindstream was installed without a C\+\+"),
         ({"kernels": "attention"}, False, r"'attention', but .* use 'stock' or install it again"),
-        ({"kernels": "stock", "kv_cache": "bf16"}, True, r"serving.cpu.kv_cache is 'bf16'"),
+        (
+            {"kernels": "stock", "kv_cache": "bf16"},
+            True,
+            r"kv_cache is 'bf16'; kernels 'stock' keep",
+        ),
+        (
+            {"kv_cache": "bf16"},
+            True,
+            r"'bf16'; kernels 'attention' \(block_size 4 .*\) keep",
+        ),
     ],
 )
 def test_kernels_that_cannot_be_had(
@@ -245,7 +235,9 @@ def test_without_a_compiler_auto_means_stock(
     monkeypatch.setenv("MINDSTREAM_KERNELS", "/nowhere/_kernels.so")
     deployment = load_deployment(write_yaml(folder))
     assert select(deployment.serving.cpu, plan_model(deployment)).name == "stock"
-    assert "installed without a C++ compiler; MindSpore's operators run" in caplog.text
+    (record,) = caplog.records
+    why = "mindstream was installed without a C++ compiler"
+    assert f"{why}; 'stock' runs (MindSpore's operators alone)" in record.message
 
 
 @pytest.mark.parametrize(("field", "value"), [("head_dim", 24), ("intermediate_size", 40)])
@@ -257,7 +249,20 @@ def test_a_shape_the_fused_kernels_cannot_take_falls_back_with_one_line(
     deployment = load_deployment(write_yaml(folder))
     assert select(deployment.serving.cpu, plan_model(deployment)).name == "attention"
     (record,) = caplog.records
-    assert f"{field} {value} is not a multiple of 32" in record.message
+    why = f"{field} {value} is not a multiple of 32"
+    assert f"auto: {why} up to" in record.message
+    assert "; 'attention' runs (MindSpore's operators with the compiled" in record.message
+
+
+@pytest.mark.parametrize("kernels", ["auto", "fused", "attention", "stock"])
+def test_kernels_that_run_as_asked_say_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture, kernels: str
+) -> None:
+    size = {"model_config": {"block_size": 16, "num_blocks": 64}}
+    deployment = load_deployment(write_yaml(folder, {"cpu": {"kernels": kernels}}, model=size))
+    chosen = select(deployment.serving.cpu, plan_model(deployment)).name
+    assert chosen == ("fused" if kernels == "auto" else kernels)
+    assert not caplog.records
 
 
 def test_a_model_that_cannot_be_loaded_leaves_mindspore_alone(

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,10 +62,14 @@ class Client:
 
     @asynccontextmanager
     async def opened(
-        self, method: str, path: str, body: Json | None = None
+        self, method: str, path: str, body: Json | None = None, *, receive_bytes: int = 2**20
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """A connection with the request sent; left early, it is cut."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=connection)
         try:
             data = b"" if body is None else json.dumps(body).encode()
             writer.write(
@@ -282,6 +287,25 @@ class TestServerEnds:
         assert [reply.text for reply in await asyncio.gather(*asked)] == texts
         assert await asyncio.to_thread(server.process.wait, 60) == 0
         await gone(engine)
+
+    @pytest.mark.parametrize("reads", [True, False])
+    async def test_sigterm_waits_for_a_slow_reader(self, serve_process: Serve, reads: bool) -> None:
+        """The engine is done long before a client that leaves more unread than the system holds."""
+        big = ("--set", "max_iter_times=0", "--set", "full_text_enabled=true")
+        limit = ("--set", f"drain_timeout={60 if reads else 1}")
+        server = serve_process("echo", *big, *limit)
+        client, size = Client(server.url), 6000
+        body = body_of("x" * size, size)
+        async with client.opened("POST", client.route(True), body, receive_bytes=2**16) as (r, _):
+            assert (await read_head(r)).status == 200
+            await client.check_all_free(4096 * 16)
+            server.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(1)
+            if reads:
+                events = [event async for event in read_events(r)]
+                assert len(events) == size
+                assert events[-1]["text_output"] == "x" * size
+            assert await asyncio.to_thread(server.process.wait, 30) == 0
 
     async def test_sigkill_leaves_no_engine(self, serve_process: Serve) -> None:
         server = serve_process("echo", "--set", "echo.delay_ms=100")

@@ -46,27 +46,35 @@ class KernelSet(Protocol):
 def select(config: CpuConfig, plan: ModelPlan) -> KernelSet:
     """The set that `serving.cpu.kernels` names; raises ConfigError if it cannot be had."""
     asked = config.kernels
+    obstacle = None
     if asked in ("auto", "fused"):
         obstacle = fused.obstacle(plan)
         if obstacle is None:
             return fused.FusedKernels(config, plan)
         if asked == "fused":
             raise ConfigError(f"serving.cpu.kernels is 'fused', but {obstacle}; use 'auto'.")
-        log.warning(
-            "serving.cpu.kernels auto: %s; MindSpore's operators run, several times slower",
-            obstacle,
-        )
     built = library_path() is not None
     if asked == "attention" and not built:
         raise ConfigError(
             "serving.cpu.kernels is 'attention', but mindstream was installed without its compiled "
             "kernels (no C++ compiler was found then); use 'stock' or install it again."
         )
-    if config.kv_cache == "bf16":
-        raise ConfigError(f"serving.cpu.kv_cache is 'bf16'; kernels {asked!r} keep float32 here.")
+    chosen: StockKernels | AttentionKernels = AttentionKernels(plan)
     if asked == "stock" or not built:
-        return StockKernels(plan)
-    return AttentionKernels(plan)
+        chosen = StockKernels(plan)
+    if config.kv_cache == "bf16":
+        why = f" ({obstacle})" if obstacle else ""
+        raise ConfigError(
+            f"serving.cpu.kv_cache is 'bf16'; kernels {chosen.name!r}{why} keep float32 here."
+        )
+    if obstacle is not None:
+        log.warning(
+            "serving.cpu.kernels auto: %s; %r runs (%s), several times slower than 'fused'",
+            obstacle,
+            chosen.name,
+            chosen.operators,
+        )
+    return chosen
 
 
 def layer_caches(plan: ModelPlan, num_blocks: int) -> list[tuple[int, ...]]:
@@ -128,6 +136,7 @@ class AttentionKernels(_StockBase):
     """Stock operators and the compiled ragged paged attention."""
 
     name = "attention"
+    operators = "MindSpore's operators with the compiled attention"
 
     def _attention_cell(self) -> Callable[..., Any]:
         from mindstream.backends.mindspore.cpu import cells
@@ -142,6 +151,7 @@ class StockKernels(_StockBase):
     """MindSpore's own operators alone, for machines without a C++ compiler. Slow."""
 
     name = "stock"
+    operators = "MindSpore's operators alone"
 
     def _attention_cell(self) -> Callable[..., Any]:
         from mindstream.backends.mindspore.cpu import stock_attention

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tornado.iostream import IOStream, StreamClosedError
 
-from mindstream.handlers.chunk_writer import write_chunk
+from mindstream.handlers.event_writer import write_chunk
 
 
 async def sent_and_read(events: Sequence[bytes], pauses: Sequence[bool], chunked: bool) -> bytes:
