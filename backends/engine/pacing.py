@@ -10,7 +10,8 @@ get more, up to the whole budget. Which step computes a token does not change th
 from __future__ import annotations
 
 _SHARE = 0.5  # of the decodes' time; measured times scatter, and a gap is to stay under three usual
-_WEIGHT_OF_WAITING = 16  # of the square of waiting to streaming: a quarter changes nothing
+_FEW = 2  # prompts that wait and are no queue yet: they come and go beside the streams
+_URGENCY = 16  # of the queue beyond them to the streams, squared: a sixteenth changes nothing
 _LEAST = 16  # prompt tokens; a prompt must get on
 _UNTRIED = 64  # prompt tokens in the first step that shows what they cost
 _WEIGHT = 0.1  # of a new measurement
@@ -83,7 +84,7 @@ class Pacer:
             return budget
         if self._token is None:
             return min(budget, _UNTRIED)
-        weight = max(1.0, _WEIGHT_OF_WAITING * (prompts / streaming) ** 2)
+        weight = max(1.0, (_URGENCY * max(prompts - _FEW, 0) / streaming) ** 2)
         time = _SHARE * weight * self._usual.of(decodes)
         if time >= self._token * budget:
             return budget
