@@ -63,7 +63,7 @@ def test_where_many_wait_they_get_more() -> None:
         pacer.observe(0, 1000, 2.0)  # 2 ms a prompt token
     alone = pacer.allowance(512, 16, 16, 1)
     assert alone == pacer.allowance(512, 16, 16, 3) == pytest.approx(25, abs=5)
-    assert pacer.allowance(512, 16, 16, 8) == pytest.approx(4 * alone, abs=4)
+    assert pacer.allowance(512, 16, 16, 4) == pytest.approx(4 * alone, abs=4)
     assert pacer.allowance(512, 16, 16, 20) == 512
 
 
