@@ -164,7 +164,7 @@ class ApiHandler(RequestHandler):
         The headers go out with the first event: what fails before it keeps its status code. What
         fails after it becomes the dialect's error event, and the stream ends as it should.
         """
-        writer = EventWriter(self)
+        writer = EventWriter(self, self._connection().stream, self.request_id)
         try:
             async with source as chunks:
                 async for chunk in chunks:
