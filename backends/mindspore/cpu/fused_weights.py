@@ -20,8 +20,8 @@ from mindstream.plugin.errors import ConfigError
 WEIGHTS = {"bf16": 0, "int8": 1, "f32": 2}
 CACHES = {"f32": 0, "bf16": 1}
 SOURCE_TYPES = {"F32": 0, "BF16": 1, "F16": 2}
-# What a weight takes in memory; int8 has a float32 scale for every 64.
-WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0 + 4 / 64, "f32": 4.0}
+# What a weight takes in memory; int8 has a bf16 scale for every 64.
+WEIGHT_BYTES = {"bf16": 2.0, "int8": 1.0 + 2 / 64, "f32": 4.0}
 
 EMBEDDING, HEAD = 0, 1
 _GLOBAL = {"model.embed_tokens.weight": EMBEDDING, "lm_head.weight": HEAD, "model.norm.weight": 2}

@@ -31,10 +31,10 @@ enum class Cache : int32_t { kF32 = 0, kBf16 = 1 };
 
 // A weight matrix [columns out, depth in] in slabs of 32 output columns:
 //   bf16 [slab][depth / 2][32][2], f32 [slab][depth][32],
-//   int8 [slab][depth / 4][32][4] as value + 128, scales [slab][depth / 64][32].
+//   int8 [slab][depth / 64] groups: [16][32][4] as value + 128, then 16 words, in each the bf16 scale of
+//   its column below that of 16 columns on. One run of memory, for it is read from begin to end.
 struct Matrix {
   void *data = nullptr;
-  float *scales = nullptr;
   int64_t columns = 0, depth = 0;
   Weights kind = Weights::kBf16;
   int64_t slabs() const { return (columns + 31) / 32; }
@@ -42,6 +42,7 @@ struct Matrix {
 
 constexpr int kSlab = 32;
 constexpr int kGroup = 64;  // values that share one scale in int8
+constexpr int kGroupBytes = kGroup * kSlab + 64;
 
 struct Layer {
   float *input_norm = nullptr, *post_norm = nullptr;  // [hidden]

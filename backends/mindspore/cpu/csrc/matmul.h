@@ -12,17 +12,21 @@ struct Tile {
   int64_t first, turn, turns;
 };
 
+template <Weights W>
+inline int64_t slab_bytes(int64_t depth) {
+  return W == Weights::kInt8 ? group_count(depth) * kGroupBytes : step_count<W>(depth) * kSlab * 4;
+}
+
 template <Weights W, int R>
 INLINE void slab_product(const Matrix &m, const Rows &rows, const Tile &tile, int64_t slab, vf (&c)[R][kVecs]) {
   const int64_t steps = step_count<W>(m.depth);
   const char *a = rows.units + tile.first * rows.stride;
-  const int64_t weight_steps = W == Weights::kInt8 ? steps / kInt8Passes : steps;
   constexpr int64_t stride = kSlab * 4, half = stride / 2;
-  const int64_t bytes = weight_steps * stride;
+  const int64_t bytes = slab_bytes<W>(m.depth);
   const char *b = static_cast<const char *>(m.data) + slab * bytes;
   if constexpr (W == Weights::kInt8) {
     const int64_t groups = group_count(m.depth), at = tile.first * groups;
-    multiply_int8<R>(a, rows.stride, rows.scales + at, rows.offsets + at, b, m.scales + slab * groups * kSlab, groups, c);
+    multiply_int8<R>(a, rows.stride, rows.scales + at, rows.offsets + at, b, groups, c);
   } else {
     typedef typename Format<W>::Step Step;
     if (tile.turns == 1) return multiply<Step, R, 2>(a, rows.stride, b, b + half, stride, steps, {b + kAheadBytes, stride}, c);

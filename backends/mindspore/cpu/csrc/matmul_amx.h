@@ -7,11 +7,11 @@
 namespace {
 
 // One tile of rows asks for what it will read, the last two of several for a half of the next slab each.
-inline BlocksAhead blocks_ahead(const Tile &tile, const char *b, int64_t blocks) {
-  const int64_t bytes = blocks * kBlockBytes;
-  if (tile.turns == 1) return {b + kAheadBytes, kBlockBytes / 64};
+inline BlocksAhead blocks_ahead(const Tile &tile, const char *b, int64_t blocks, int64_t block_lines) {
+  const int64_t bytes = blocks * block_lines * 64, half = (block_lines + 1) / 2;
+  if (tile.turns == 1) return {b + kAheadBytes, block_lines};
   if (tile.turn < tile.turns - 2) return {b, 0};
-  return {b + bytes + (tile.turns - 1 - tile.turn) * bytes / 2, kBlockBytes / 128};
+  return {b + bytes + (tile.turns - 1 - tile.turn) * blocks * half * 64, half};
 }
 
 // Up to 32 rows in two halves as equal as can be: two short tiles have more accumulators at work than
@@ -26,7 +26,7 @@ struct AmxBf16 {
     const int64_t blocks = m.depth / 32;
     const char *a = in.units + tile.first * in.stride;
     const char *b = static_cast<const char *>(m.data) + slab * blocks * kBlockBytes;
-    const BlocksAhead ahead = blocks_ahead(tile, b, blocks);
+    const BlocksAhead ahead = blocks_ahead(tile, b, blocks, kBlockBytes / 64);
     if (rows > upper)
       sum_bf16<true>(a, in.stride, upper, b, blocks, ahead, sums);
     else
@@ -42,27 +42,26 @@ struct AmxInt8 {
   void operator()(const Matrix &m, const Rows &in, const Tile &tile, int64_t slab, float (&sums)[32][kSlab]) const {
     const int64_t groups = group_count(m.depth), at = tile.first * groups;
     const char *a = in.units + tile.first * in.stride;
-    const char *b = static_cast<const char *>(m.data) + slab * groups * kBlockBytes;
-    const float *scales = m.scales + slab * groups * kSlab;
-    const BlocksAhead ahead = blocks_ahead(tile, b, groups);
+    const char *b = static_cast<const char *>(m.data) + slab * groups * kGroupBytes;
+    const BlocksAhead ahead = blocks_ahead(tile, b, groups, kGroupBytes / 64);
     memset(sums, 0, sizeof(sums));
-    for (int64_t g = 0; g < groups; g++) {
+    for (int64_t g = 0; g < groups; g++, b += kGroupBytes) {
       alignas(64) int32_t parts[2][16][kSlab];
       ahead(g);
-      sum_int8(a + g * 128, in.stride, b + g * kBlockBytes, parts);
+      sum_int8(a + g * 128, in.stride, b, parts);
       for (int64_t r = 0; r < rows; r++) {
         const int64_t i = at + r * groups + g;
-        add_scaled(parts[0][r], parts[1][r], in.offsets[i], in.scales[i], scales + g * kSlab, sums[r]);
+        add_scaled(parts[0][r], parts[1][r], in.offsets[i], in.scales[i], b + kBlockBytes, sums[r]);
       }
     }
   }
 
   static INLINE void add_scaled(const int32_t *high, const int32_t *low, int32_t offset, float row_scale,
-                                const float *scales, float *sums) {
-    for (int v = 0; v < kSlab; v += kLanes) {
-      const vi sum = (load_words(high + v) << 8) + load_words(low + v) + offset;
-      const vf scale = load(scales + v) * splat(row_scale);
-      store(sums + v, fma(__builtin_convertvector(sum, vf), scale, load(sums + v)));
+                                const char *scales, float *sums) {
+    for (int v = 0; v < kVecs; v++, high += kLanes, low += kLanes, sums += kLanes) {
+      const vi sum = (load_words(high) << 8) + load_words(low) + offset;
+      const vf scale = load_scales(scales, v) * splat(row_scale);
+      store(sums, fma(__builtin_convertvector(sum, vf), scale, load(sums)));
     }
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "threads.h"
@@ -47,18 +48,25 @@ void pack_f32(const Matrix &m, int64_t column, const float *x) {
   for (int64_t k = 0; k < m.depth; k++, to += kSlab) *to = x[k];
 }
 
+// The next bf16 from x >= 0 on. What is 0 then is so small that its values count as zeros.
+uint32_t round_up_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return x < std::numeric_limits<float>::min() ? 0 : (bits + 0xffff) & 0xffff0000u;
+}
+
 void pack_int8(const Matrix &m, int64_t column, const float *x) {
-  const int64_t count = groups(m.depth), slab = column / kSlab, lane = column % kSlab;
-  uint8_t *to = static_cast<uint8_t *>(m.data) + (slab * count * (kGroup / 4) * kSlab + lane) * 4;
-  for (int64_t g = 0; g < count; g++, x += kGroup) {
+  const int64_t count = groups(m.depth), lane = column % kSlab;
+  uint8_t *group = static_cast<uint8_t *>(m.data) + column / kSlab * count * kGroupBytes;
+  for (int64_t g = 0; g < count; g++, x += kGroup, group += kGroupBytes) {
     const int64_t used = std::min<int64_t>(kGroup, m.depth - g * kGroup);
     float most = 0;
     for (int64_t i = 0; i < used; i++) most = std::max(most, std::fabs(x[i]));
-    const float scale = most / 127.0f, inverse = most > 0 ? 127.0f / most : 0.0f;
-    m.scales[(slab * count + g) * kSlab + lane] = scale;
-    for (int64_t i = 0; i < kGroup; i += 4, to += kSlab * 4)
-      for (int64_t j = 0; j < 4; j++)
-        to[j] = static_cast<uint8_t>(i + j < used ? std::lrint(x[i + j] * inverse) + 128 : 128);
+    const uint32_t bits = round_up_bf16(most / 127.0f);  // up: no value leaves the range
+    const float inverse = bits ? 1.0f / from_bits(bits) : 0.0f;
+    reinterpret_cast<uint16_t *>(group + kGroup * kSlab)[lane % 16 * 2 + lane / 16] = static_cast<uint16_t>(bits >> 16);
+    for (int64_t i = 0; i < kGroup; i++)
+      group[(i / 4 * kSlab + lane) * 4 + i % 4] = static_cast<uint8_t>(i < used ? std::lrint(x[i] * inverse) + 128 : 128);
   }
 }
 
@@ -111,26 +119,14 @@ void PackedMatrix::shape(int64_t columns, int64_t depth, Weights kind) {
   matrix.kind = kind;
 }
 
-namespace {
-
 // A slab is a multiple of 64 bytes in every format.
-size_t data_bytes(const Matrix &m) {
-  const int64_t values = m.slabs() * kSlab;
-  if (m.kind == Weights::kInt8) return static_cast<size_t>(values * groups(m.depth) * kGroup);
-  return static_cast<size_t>(values * m.depth * (m.kind == Weights::kF32 ? 4 : 2));
-}
-
-}  // namespace
-
 size_t PackedMatrix::bytes() const {
-  const int64_t scales = matrix.kind == Weights::kInt8 ? matrix.slabs() * groups(matrix.depth) * kSlab : 0;
-  return data_bytes(matrix) + static_cast<size_t>(scales) * sizeof(float);
+  const int64_t slabs = matrix.slabs(), depth = matrix.depth;
+  if (matrix.kind == Weights::kInt8) return static_cast<size_t>(slabs * groups(depth) * kGroupBytes);
+  return static_cast<size_t>(slabs * kSlab * depth * (matrix.kind == Weights::kF32 ? 4 : 2));
 }
 
-void PackedMatrix::place(char *at) {
-  matrix.data = at;
-  matrix.scales = reinterpret_cast<float *>(at + data_bytes(matrix));
-}
+void PackedMatrix::place(char *at) { matrix.data = at; }
 
 void PackedMatrix::pack(const Source &source, Place place, int64_t first) {
   const PackJob job = {&matrix, &source, place, first};

@@ -7,6 +7,7 @@
 namespace {
 
 using mindstream::kGroup;
+using mindstream::kGroupBytes;
 using mindstream::kSlab;
 
 constexpr int kVecs = kSlab / kLanes;
@@ -29,6 +30,8 @@ inline const char *column(const char *b0, const char *b1, int v) {
 
 // Into the second-level cache: the first level's few open misses are left to the loads themselves.
 inline void prefetch(const char *weights) { __builtin_prefetch(weights, 0, 2); }
+// What one thread reads once in a step need not drive everything else out of the caches.
+inline void prefetch_once(const char *weights) { __builtin_prefetch(weights, 0, 0); }
 
 // Weights are read from memory once, and the hardware alone starts too late at each slab. One tile of
 // rows asks for what it will read itself a little later. Several tiles share the work: while they
@@ -145,8 +148,8 @@ INLINE void multiply(const void *a, int64_t row, const char *b0, const char *b1,
                      int64_t steps, Ahead ahead, vf (&c)[R][kVecs]) {
   RowPointers<typename Step::Unit, R> at(a, row);
   for (int64_t s = 0; s < steps; s++) {
-    if (Prefetches > 0) prefetch(ahead.at);
-    if (Prefetches > 1) prefetch(ahead.at + 64);
+    if (Prefetches == 1) prefetch(ahead.at);
+    if (Prefetches == 2) prefetch_once(ahead.at), prefetch_once(ahead.at + 64);
     ahead.at += ahead.stride;
     Step::run(b0, b1, at, c);
     at.advance(1);
@@ -171,6 +174,12 @@ INLINE void multiply_pairs(const void *a, int64_t row, const char *(&b)[N][2], i
 constexpr int pairs_at_once(int rows) { return rows <= kTile / 12 ? 4 : rows <= kTile / 2 ? 2 : 1; }
 
 // The same for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
+inline vf load_scales(const char *words, int v) {
+  constexpr int half = kVecs / 2;
+  const vi pairs = load_words(words + v % half * kLanes * 4);
+  return v < half ? (vf)(pairs << 16) : (vf)(pairs & (vi{} + (int32_t)0xffff0000));
+}
+
 #if defined(__AVX512VNNI__)
 // Activations have 16 bits, as two signed bytes each: eight bits would cost more than the rounded
 // weights do. A row is [group][high bytes, low bytes][16 words of four]. Many rows go through a group
@@ -184,8 +193,8 @@ template <int R, int Planes, bool Prefetch>
 INLINE void add_bytes(RowPointers<Int8Unit, R> at, const char *b, vi (&sums)[Planes][R][2]) {
   for (int s = 0; s < kGroup / 4; s++, at.advance(1), b += 128) {
     if (Prefetch) {
-      prefetch(b + kAheadBytes);
-      prefetch(b + kAheadBytes + 64);
+      prefetch_once(b + kAheadBytes);
+      prefetch_once(b + kAheadBytes + 64);
     }
     const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 2
@@ -227,13 +236,15 @@ INLINE void sum_group(RowPointers<Int8Unit, R> at, const int32_t *offsets, int64
 
 template <int R>
 INLINE void multiply_int8(const char *a, int64_t row, const float *row_scales, const int32_t *offsets,
-                          const char *b, const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
+                          const char *b, int64_t groups, vf (&c)[R][kVecs]) {
   constexpr int steps = kGroup / 4;
   RowPointers<Int8Unit, R> at(a, row);
-  for (int64_t g = 0; g < groups; g++, at.advance(kInt8Passes * steps), b += steps * 128) {
+  for (int64_t g = 0; g < groups; g++, at.advance(kInt8Passes * steps), b += kGroupBytes) {
     vi sums[1][R][2];
     sum_group<R>(at, offsets + g, groups, b, sums);
-    const vf s0 = load(scales + g * kSlab), s1 = load(scales + g * kSlab + kLanes);
+    const char *const scales = b + steps * 128;
+    prefetch_once(scales + kAheadBytes);
+    const vf s0 = load_scales(scales, 0), s1 = load_scales(scales, 1);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       const vf x = splat(row_scales[r * groups + g]);
@@ -250,9 +261,9 @@ constexpr int kInt8Passes = 1;
 
 template <int R>
 INLINE void multiply_int8(const char *a, int64_t row, const float *, const int32_t *, const char *b,
-                          const float *scales, int64_t groups, vf (&c)[R][kVecs]) {
+                          int64_t groups, vf (&c)[R][kVecs]) {
   RowPointers<Int8Unit, R> at(a, row);
-  for (int64_t g = 0; g < groups; g++) {
+  for (int64_t g = 0; g < groups; g++, b += kGroupBytes - kGroup * kSlab) {
     vf sums[R][kVecs] = {};
     for (int s = 0; s < kGroup / 4; s++, at.advance(1), b += 128)
 #pragma GCC unroll 8
@@ -270,7 +281,7 @@ INLINE void multiply_int8(const char *a, int64_t row, const float *, const int32
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; v++)
-        c[r][v] = fma(sums[r][v], load(scales + g * kSlab + v * kLanes), c[r][v]);
+        c[r][v] = fma(sums[r][v], load_scales(b, v), c[r][v]);
   }
 }
 #endif
