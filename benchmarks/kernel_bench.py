@@ -141,26 +141,26 @@ class Model:
         angles = np.arange(max(map(sum, zip(new, cached, strict=True))))[:, None] / 1e5 ** (
             np.arange(s.head_dim) % half / half
         )
-        like = [np.zeros(s.hidden, np.float32), np.zeros(s.vocab, np.float32)]
-        hidden, out = np.zeros((rows, s.hidden), np.float32), np.zeros((rows, s.hidden), np.float32)
         logits = np.zeros((len(new), s.vocab), np.float32)
-        model, ids = np.array([self.weights.handle], np.int64), np.arange(rows, dtype=np.int32)
-        last = (np.cumsum(new) - 1).astype(np.int32)
-        stack = [
-            model,
-            hidden,
+        inputs = [
+            np.array([self.weights.handle], np.int64),
+            np.zeros(s.vocab, np.float32),
             np.cos(angles).astype(np.float32),
             np.sin(angles).astype(np.float32),
+            np.arange(rows, dtype=np.int32),
             np.concatenate(positions).astype(np.int32),
+            np.concatenate(slots).astype(np.int32),
+            tables,
+            np.array(new, np.int32),
+            np.add(new, cached).astype(np.int32),
+            (np.cumsum(new) - 1).astype(np.int32),
+            self._keys,
+            self._values,
         ]
-        stack += [np.concatenate(slots).astype(np.int32), tables, np.array(new, np.int32)]
-        stack += [np.add(new, cached).astype(np.int32), last, self._keys, self._values, out]
 
         def run() -> float:
             began = perf_counter()
-            _call("TokenEmbedding", model, like[0], ids, hidden)
-            _call("DecoderStack", *stack)
-            _call("VocabHead", model, like[1], out, last, logits)
+            _call("LanguageModel", *inputs, logits)
             return perf_counter() - began
 
         return run

@@ -32,7 +32,7 @@ class CpuConfig:
     kernels: Annotated[
         Literal["auto", "fused", "attention", "stock"],
         _doc(
-            "`fused`: one operator for the decoder stack; `attention`: stock operators and a C++ "
+            "`fused`: one operator for the whole model; `attention`: stock operators and a C++ "
             "attention; `stock`: MindSpore's own operators alone; `auto`: the fastest that the "
             "compiled library and the model's shapes allow, and where that is not `fused` one "
             "line of the log says which and why."

@@ -17,7 +17,9 @@ from mindstream.backends.engine.step_model import Batch, Float32
 from mindstream.backends.mindspore import host_memory
 from mindstream.backends.mindspore.config import ModelPlan
 
-_UNPADDING = 11  # place of attn_unpadding_idx among the inputs of MindFormers' models
+# The inputs of MindFormers' models that a step gives, by their places; the others are None. Each
+# one costs MindSpore's way into a graph some microseconds, given or not.
+_GIVEN = (0, 2, 3, 4, 5, 6, 7, 8, 14, 15)
 
 
 class Graphs:
@@ -54,7 +56,6 @@ class Graphs:
         rows = batch.logits_rows if wanted else np.zeros(1, np.int32)
         logits = self._step(
             tensor(batch.token_ids),
-            None,
             tensor(batch.positions),
             tensor(batch.context_lens + batch.q_seq_lens),
             tensor(batch.context_lens),
@@ -62,7 +63,6 @@ class Graphs:
             tensor(batch.block_tables),
             tensor(batch.slot_mapping),
             self._masks.of(batch, self._plan, prefill=prefill),
-            *(None,) * 5,
             self._keys,
             self._values,
             tensor(rows),
@@ -86,7 +86,7 @@ class Graphs:
 
 
 def _step_cell(model: Any) -> Any:
-    """The model and its head as one graph: the model's inputs, then rows [R] -> logits [R, vocab].
+    """The model and its head as one graph: inputs of `_GIVEN`, then rows [R] -> logits [R, vocab].
 
     MindFormers' model computes the logits of every row or of each sequence's last; a chunk of a
     prompt wants none. Two graphs would cost MindSpore's way into a graph twice a step.
@@ -99,22 +99,35 @@ def _step_cell(model: Any) -> Any:
             super().__init__()
             self.model = model
             self.head = model.model.output_layer
-            self.head_takes_rows = getattr(self.head, "takes_rows", False)
+            self.decoder_gives_logits = getattr(model.model.decoder, "gives_logits", False)
             self.gather = ops.Gather()
             self.cast = ops.Cast()
 
-        def construct(self, *inputs: Any) -> Any:
-            rows = inputs[-1]
-            if self.head_takes_rows:  # and so does the decoder, as attn_unpadding_idx
-                hidden = self.model(*inputs[:_UNPADDING], rows, *inputs[_UNPADDING + 1 : -1])
-                return self.head(hidden, rows)
-            hidden = self.model(*inputs[:-1])
+        def construct(
+            self,
+            ids: Any,
+            positions: Any,
+            lengths: Any,
+            contexts: Any,
+            q_lens: Any,
+            tables: Any,
+            slots: Any,
+            mask: Any,
+            keys: Any,
+            values: Any,
+            rows: Any,
+        ) -> Any:
+            first = (ids, None, positions, lengths, contexts, q_lens, tables, slots, mask, None)
+            if self.decoder_gives_logits:  # it takes ids and rows in the place of padding indices
+                return self.model(*first, ids, rows, None, None, keys, values)
+            hidden = self.model(*first, None, None, None, None, keys, values)
             return self.cast(self.head(self.gather(hidden, rows, 0)), ms.float32)
 
     model.model.return_hidden_states = True
     model.set_dynamic_inputs()
     step = Step()
-    step.set_inputs(*model.get_inputs(), ms.Tensor(shape=[None], dtype=ms.int32))
+    inputs = model.get_inputs()
+    step.set_inputs(*(inputs[place] for place in _GIVEN), ms.Tensor(shape=[None], dtype=ms.int32))
     return step
 
 

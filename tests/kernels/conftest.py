@@ -150,9 +150,9 @@ class Decoder:
 
     def run(
         self, batch: list[tuple[list[int], int, list[int]]], rows: list[int] | None = None
-    ) -> tuple[Array, Array]:
-        """`batch`: (new token ids, tokens cached, blocks) a sequence. Hidden rows and logits: all,
-        or those that `rows` names.
+    ) -> Array:
+        """`batch`: (new token ids, tokens cached, blocks) a sequence. Logits of all rows, or of
+        those that `rows` names.
         """
         s, size = self.shape, self.shape.block_size
         ids = i32([t for new, _, _ in batch for t in new])
@@ -164,34 +164,33 @@ class Decoder:
         ]
         width = max(len(blocks) for _, _, blocks in batch)
         tables = [blocks + [-1] * (width - len(blocks)) for _, _, blocks in batch]
-        hidden = np.zeros((len(ids), s.hidden), np.float32)
-        like = np.zeros(s.hidden, np.float32)
-        assert call("TokenEmbedding", self.model, like, ids, hidden) == 0
-        out, lens = np.zeros_like(hidden), [len(new) for new, _, _ in batch]
+        wanted = i32(list(range(len(ids))) if rows is None else rows)
+        logits = np.zeros((len(wanted), s.vocab), np.float32)
         inputs: list[Array] = [
             self.model,
-            hidden,
+            np.zeros(s.vocab, np.float32),
             *numpy_decoder.rotary(np.arange(positions.max() + 3), s.head_dim),
+            ids,
             i32(positions),
             i32(slots),
             i32(tables),
-            i32(lens),
+            i32([len(new) for new, _, _ in batch]),
+            i32([n + len(new) for new, n, _ in batch]),
+            wanted,
+            self.keys,
+            self.values,
         ]
-        wanted = i32(list(range(len(ids))) if rows is None else rows)
-        inputs += [i32([n + len(new) for new, n, _ in batch]), wanted, self.keys, self.values]
-        assert call("DecoderStack", *inputs, out) == 0
-        logits, like = np.zeros((len(wanted), s.vocab), np.float32), np.zeros(s.vocab, np.float32)
-        assert call("VocabHead", self.model, like, out, wanted, logits) == 0
-        return out, logits
+        assert call("LanguageModel", *inputs, logits) == 0
+        return logits
 
-    def expected(self, ids: list[int]) -> tuple[Array, Array]:
-        """The whole sequence at once in float64: hidden rows and logits."""
+    def expected(self, ids: list[int]) -> Array:
+        """The whole sequence at once in float64: the logits of every row."""
         s = self.shape
         heads = (s.heads, s.kv_heads, s.head_dim)
-        hidden, logits = numpy_decoder.decode(
+        logits: Array = numpy_decoder.decode(
             self.tensors, ids, layers=s.layers, heads=heads, eps=s.eps
-        )
-        return hidden, logits
+        )[1]
+        return logits
 
 
 @pytest.fixture(name="call", scope="session")

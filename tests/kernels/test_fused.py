@@ -82,8 +82,8 @@ def test_equals_numpy_through_the_paged_cache(
             made.run([(ids[:cached], 0, blocks)])
         batch.append((ids[cached:], cached, blocks))
         whole.append(ids)
-    _, logits = made.run(batch)
-    want = [made.expected(ids)[1][cached:] for ids, (cached, _) in zip(whole, lengths, strict=True)]
+    logits = made.run(batch)
+    want = [made.expected(ids)[cached:] for ids, (cached, _) in zip(whole, lengths, strict=True)]
     tolerance = TOLERANCE["bf16" if weights == "f32" and cache == "bf16" else weights]
     np.testing.assert_allclose(logits, np.concatenate(want), atol=tolerance, rtol=tolerance)
 
@@ -96,15 +96,15 @@ def test_a_row_has_the_same_bits_in_every_batch(decoder: Make, weights: str, cac
     made = decoder(LLAMA, weights, cache, False, False, 1, blocks=100)
     ids = tokens(rng, LLAMA, 70)
     blocks, far = [3, 9, 1, 7, 5], list(range(10, 96))
-    whole = made.run([(ids, 0, blocks)])[1]
-    chunks = [made.run([(ids[a:b], a, blocks)])[1] for a, b in ((0, 33), (33, 34), (34, 70))]
+    whole = made.run([(ids, 0, blocks)])
+    chunks = [made.run([(ids[a:b], a, blocks)]) for a, b in ((0, 33), (33, 34), (34, 70))]
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
     crowd = [([7], 0, [far[i]]) for i in range(30)] + [(ids[50:], 50, blocks)]
     crowd += [([1, 2, 3], 0, [far[30]]), ([5], 0, [far[31]])]
-    np.testing.assert_array_equal(made.run(crowd)[1][30:50], whole[50:])
+    np.testing.assert_array_equal(made.run(crowd)[30:50], whole[50:])
     set_threads(1)
     try:
-        np.testing.assert_array_equal(made.run([(ids[50:], 50, blocks)])[1], whole[50:])
+        np.testing.assert_array_equal(made.run([(ids[50:], 50, blocks)]), whole[50:])
     finally:
         set_threads(0)
 
@@ -117,12 +117,12 @@ def test_only_the_wanted_rows_are_finished_and_have_the_same_bits(
     made = decoder(LLAMA, weights, "bf16", False, False, 2, blocks=100)
     ids, blocks, far = tokens(rng, LLAMA, 70), [3, 9, 1, 7, 5], [20, 21]
     batch = [(ids, 0, blocks), (ids[:20], 0, far)]
-    whole = made.run(batch)[1]
+    whole = made.run(batch)
     for rows in ([0], [69], [89], [5, 69, 70, 89], list(range(0, 90, 7)), list(range(80))):
-        np.testing.assert_array_equal(made.run(batch, rows)[1], whole[rows])
+        np.testing.assert_array_equal(made.run(batch, rows), whole[rows])
     # The keys and values of the others are there all the same.
     made.run([(ids[:50], 0, [30, 31, 32, 33, 34])], [49])
-    rest = made.run([(ids[50:], 50, [30, 31, 32, 33, 34])])[1]
+    rest = made.run([(ids[50:], 50, [30, 31, 32, 33, 34])])
     np.testing.assert_array_equal(rest, whole[50:70])
 
 
@@ -132,26 +132,26 @@ def test_a_long_context_split_over_threads_has_the_same_bits(decoder: Make, cach
     made = decoder(LLAMA, "f32", cache, False, False, 2, blocks=80)
     ids, blocks = tokens(rng, LLAMA, 1200), [int(i) for i in rng.permutation(80)[:76]]
     made.run([(ids[:-1], 0, blocks)])
-    alone = made.run([(ids[-1:], 1199, blocks)])[1]  # little work: split by 512 keys
+    alone = made.run([(ids[-1:], 1199, blocks)])  # little work: split by 512 keys
     others = [([i % 70], 0, [int(b)]) for i, b in enumerate(set(range(80)) - set(blocks))] * 8
-    together = made.run([(ids[-1:], 1199, blocks), *others])[1]
+    together = made.run([(ids[-1:], 1199, blocks), *others])
     np.testing.assert_array_equal(alone[0], together[0])
     tolerance = 5e-5 if cache == "f32" else 0.1
-    np.testing.assert_allclose(alone[0], made.expected(ids)[1][-1], atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(alone[0], made.expected(ids)[-1], atol=tolerance, rtol=tolerance)
 
 
 def test_what_a_stranger_left_in_a_block_does_not_matter(decoder: Make) -> None:
     """The tail of a block may hold NaN of a sequence that was broken."""
     made = decoder(LLAMA, "bf16", "bf16", False, False, 4)
-    first = made.run([([1, 2, 3], 0, [0])])[1]
+    first = made.run([([1, 2, 3], 0, [0])])
     made.keys[:], made.values[:] = np.nan, np.nan
-    np.testing.assert_array_equal(made.run([([1, 2, 3], 0, [0])])[1], first)
+    np.testing.assert_array_equal(made.run([([1, 2, 3], 0, [0])]), first)
     assert np.isfinite(first).all()
 
 
 def test_bf16_and_f16_checkpoints_are_read_as_their_values(decoder: Make) -> None:
     made = decoder(QWEN2, "f32", "f32", True, False, 5)
-    want = made.run([([4, 5, 6], 0, [1])])[1]
+    want = made.run([([4, 5, 6], 0, [1])])
     for kind in ("BF16", "F16"):
         loaded = FusedWeights(QWEN2, "f32", "f32")
         for name, data in made.tensors.items():
@@ -165,8 +165,8 @@ def test_bf16_and_f16_checkpoints_are_read_as_their_values(decoder: Make) -> Non
         loaded.finish()
         own = made.model[0]
         made.model[0] = loaded.handle
-        got = made.run([([4, 5, 6], 0, [1])])[1]
-        np.testing.assert_allclose(got, made.expected([4, 5, 6])[1], atol=2e-5, rtol=2e-5)
+        got = made.run([([4, 5, 6], 0, [1])])
+        np.testing.assert_allclose(got, made.expected([4, 5, 6]), atol=2e-5, rtol=2e-5)
         assert np.abs(got - want).max() < 0.1
         made.model[0] = own
         loaded.close()

@@ -46,12 +46,11 @@ def test_8192_tokens_in_chunks_and_one_more_equal_numpy(
 ) -> None:
     made = make(decoder, cache)
     if not reference:
-        reference["logits"] = made.expected(IDS)[1]
+        reference["logits"] = made.expected(IDS)
     logits = [
-        made.run([(IDS[start : start + CHUNK], start, ORDER)])[1]
-        for start in range(0, LENGTH, CHUNK)
+        made.run([(IDS[start : start + CHUNK], start, ORDER)]) for start in range(0, LENGTH, CHUNK)
     ]
-    logits.append(made.run([(IDS[LENGTH:], LENGTH, ORDER)])[1])
+    logits.append(made.run([(IDS[LENGTH:], LENGTH, ORDER)]))
     error = np.abs(np.concatenate(logits) - reference["logits"])
     print(f"{cache}: mean {error.mean():.2e}, largest {error.max():.2e}")
     assert error.mean() < TOLERANCE[cache][0]
@@ -66,16 +65,15 @@ def test_8192_tokens_at_once_have_the_bits_of_chunks(decoder: Make, cache: str) 
     """And so has the next token, decoded beside a short prompt."""
     made = make(decoder, cache)
     rows = [0, CHUNK - 1, CHUNK, LENGTH - CHUNK, LENGTH - 1]
-    whole = made.run([(IDS[:LENGTH], 0, ORDER)], rows)[1]
-    after = made.run([(IDS[LENGTH:], LENGTH, ORDER)])[1]
+    whole = made.run([(IDS[:LENGTH], 0, ORDER)], rows)
+    after = made.run([(IDS[LENGTH:], LENGTH, ORDER)])
     made.keys[:], made.values[:] = np.nan, np.nan
     chunks = [
-        made.run([(IDS[start : start + CHUNK], start, ORDER)])[1]
-        for start in range(0, LENGTH, CHUNK)
+        made.run([(IDS[start : start + CHUNK], start, ORDER)]) for start in range(0, LENGTH, CHUNK)
     ]
     np.testing.assert_array_equal(np.concatenate(chunks)[rows], whole)
     made.run([([3, 1, 4], 0, [ORDER[-1]])])
-    again = made.run([(IDS[LENGTH:], LENGTH, ORDER)])[1]
+    again = made.run([(IDS[LENGTH:], LENGTH, ORDER)])
     np.testing.assert_array_equal(again, after)
 
 

@@ -47,16 +47,15 @@ def perplexity(call: Call, model_dir: Path, ids: list[int], weights: str, cache:
     positions, half = np.arange(count, dtype=np.int32), shape.head_dim // 2
     angles = positions[:, None] / theta ** (np.arange(shape.head_dim) % half / half)
     model = np.array([loaded.handle], np.int64)
-    hidden, out = (np.zeros((count, shape.hidden), np.float32) for _ in range(2))
     keys, values = (np.zeros(shape.cache_shape(blocks, cache), np.float32) for _ in range(2))
     rotary = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
     length, table = np.array([count], np.int32), np.arange(blocks, dtype=np.int32)[None]
-    like, prompt = np.zeros(shape.hidden, np.float32), np.array(ids[:-1], np.int32)
-    assert call("TokenEmbedding", model, like, prompt, hidden) == 0
+    like, prompt = np.zeros(shape.vocab, np.float32), np.array(ids[:-1], np.int32)
     inputs = [
         model,
-        hidden,
+        like,
         *rotary,
+        prompt,
         positions,
         positions,
         table,
@@ -66,9 +65,8 @@ def perplexity(call: Call, model_dir: Path, ids: list[int], weights: str, cache:
         keys,
         values,
     ]
-    assert call("DecoderStack", *inputs, out) == 0
     logits = np.zeros((count, shape.vocab), np.float32)
-    assert call("VocabHead", model, np.zeros(shape.vocab, np.float32), out, positions, logits) == 0
+    assert call("LanguageModel", *inputs, logits) == 0
     loaded.close()
     top = logits.max(1)
     total = np.log(np.exp(logits - top[:, None]).sum(1, dtype=np.float64)) + top

@@ -33,7 +33,8 @@ class Recorder:
     compute_dtype = getattr(ms, sys.argv[1])
     phase = ""
     def __init__(self):
-        self.model = SimpleNamespace(return_hidden_states=False, output_layer=ms.nn.Dense(4, 8))
+        self.model = SimpleNamespace(return_hidden_states=False, decoder=ms.nn.Cell(),
+                                     output_layer=ms.nn.Dense(4, 8))
     def set_dynamic_inputs(self):
         self.dynamic = True
     def get_inputs(self):

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def custom_operator(library: Path, symbol: str, inputs: Sequence[str]) -> Any:
-    """A C++ operator with float32 output and dynamic shapes; `inputs` are "f32" or "i32" each.
+    """A C++ operator with float32 output and dynamic shapes; `inputs`: "f32", "i32" or "i64" each.
 
     Only this combination does (MindSpore 2.9): dtype_format, target CPU, no paramType, and both
     out_shape and out_dtype None, with <symbol>InferShape and <symbol>InferType in the library.
@@ -21,7 +21,7 @@ def custom_operator(library: Path, symbol: str, inputs: Sequence[str]) -> Any:
     from mindspore import ops
     from mindspore.ops import CustomRegOp, DataType
 
-    kinds = {"f32": DataType.F32_Default, "i32": DataType.I32_Default}
+    kinds = {"f32": DataType.F32_Default, "i32": DataType.I32_Default, "i64": DataType.I64_Default}
     registration = CustomRegOp(symbol)
     for index in range(len(inputs)):
         registration = registration.input(index, f"x{index}")

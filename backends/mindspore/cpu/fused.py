@@ -1,4 +1,4 @@
-"""`serving.cpu.kernels: fused`: the decoder stack as one operator of the MindFormers graph.
+"""`serving.cpu.kernels: fused`: the model as one operator of the MindFormers graph.
 
 MindFormers builds its model as ever, from its own class and configuration, and with the fused
 cells where its embedding, decoder and head would be: so no float32 copy of a weight ever exists.
@@ -80,13 +80,9 @@ class FusedKernels:
         self._weights = FusedWeights(self._shape, self._config.weights, self._cache)
         number = self._weights.handle
         replaced: dict[str, Any] = {
-            "LanguageModelEmbedding": lambda **_: cells.embedding_cell(
-                library, number, self._shape.hidden
-            ),
-            "TransformerBlock": lambda **_: cells.decoder_cell(library, number),
-            "ColumnParallelLinear": lambda *_, **__: cells.head_cell(
-                library, number, self._shape.vocab
-            ),
+            "LanguageModelEmbedding": lambda **_: cells.embedding_cell(number),
+            "TransformerBlock": lambda **_: cells.decoder_cell(library, number, self._shape.vocab),
+            "ColumnParallelLinear": lambda *_, **__: cells.head_cell(),
         }
         originals = {name: getattr(gpt_model, name) for name in replaced}
         try:

@@ -1,8 +1,9 @@
-"""Cells that run the fused operators in the place of MindFormers' embedding, decoder and head.
+"""Cells that run the fused operator in the place of MindFormers' embedding, decoder and head.
 
-They have the constructor and call keywords of the cells they replace, and no weights of their own:
-the number of the model inside the kernel library is their one parameter. Engine thread only;
-MindSpore is imported when a function is called.
+They have the constructor and call keywords of the cells they replace. One operator computes a step
+from token ids to logits, for MindSpore takes some 0.1 ms for each: the decoder runs it, embedding
+and head do nothing. The number of the model inside the kernel library is the one parameter. Engine
+thread only; MindSpore is imported when a function is called.
 """
 
 from __future__ import annotations
@@ -12,21 +13,7 @@ from typing import Any
 
 import numpy as np
 
-
-def _operator(library: Path, symbol: str, inputs: str) -> Any:
-    """A C++ operator with float32 output; a letter an input: l int64, f float32, i int32."""
-    from mindspore import ops
-    from mindspore.ops import CustomRegOp, DataType
-
-    kinds = {"l": DataType.I64_Default, "f": DataType.F32_Default, "i": DataType.I32_Default}
-    registration = CustomRegOp(symbol)
-    for index in range(len(inputs)):
-        registration = registration.input(index, f"x{index}")
-    dtypes = [kinds[letter] for letter in inputs + "f"]
-    info = registration.output(0, "y").dtype_format(*dtypes).target("CPU").get_op_info()
-    return ops.Custom(
-        f"{library}:{symbol}", out_shape=None, out_dtype=None, func_type="aot", reg_info=info
-    )
+from mindstream.backends.mindspore.cpu.cells import custom_operator
 
 
 def _number(handle: int) -> Any:
@@ -36,16 +23,9 @@ def _number(handle: int) -> Any:
     return Parameter(Tensor(np.array([handle], np.int64)), "fused_model", requires_grad=False)
 
 
-def _like(width: int) -> Any:
-    """Tells an operator the width and type of its output; the values are not read."""
-    from mindspore import Tensor
-
-    return Tensor(np.zeros(width, np.float32))
-
-
-def embedding_cell(library: Path, handle: int, hidden: int) -> Any:
-    """token ids [T] -> [T, hidden], in the place of LanguageModelEmbedding."""
-    from mindspore import nn
+def embedding_cell(handle: int) -> Any:
+    """In the place of LanguageModelEmbedding; what it gives is not read."""
+    from mindspore import Tensor, nn
 
     class Tied(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         """MindFormers hands this weight to a tied head, which has no use for it."""
@@ -54,37 +34,23 @@ def embedding_cell(library: Path, handle: int, hidden: int) -> Any:
             super().__init__()
             self.weight = _number(handle)
 
-    class FusedEmbedding(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+    class NoEmbedding(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         def __init__(self) -> None:
             super().__init__()
-            self.model = _number(handle)
-            self.like = _like(hidden)
-            self.operator = _operator(library, "TokenEmbedding", "lfi")
+            self.nothing = Tensor(np.zeros((1, 1), np.float32))
             self.word_embeddings = Tied()
 
         def construct(self, input_ids: Any) -> Any:
-            return self.operator(self.model, self.like, input_ids)
+            return self.nothing
 
-    return FusedEmbedding()
+    return NoEmbedding()
 
 
-def head_cell(library: Path, handle: int, vocab: int) -> Any:
-    """hidden [T, hidden], rows [R] -> logits [R, vocab], for the output ColumnParallelLinear."""
+def head_cell() -> Any:
+    """In the place of the output ColumnParallelLinear, which is not called."""
     from mindspore import nn
 
-    class FusedHead(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
-        takes_rows = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = _number(handle)
-            self.like = _like(vocab)
-            self.operator = _operator(library, "VocabHead", "lffi")
-
-        def construct(self, hidden: Any, rows: Any) -> Any:
-            return self.operator(self.model, self.like, hidden, rows)
-
-    return FusedHead()
+    return nn.Cell()
 
 
 def rotary_tables_cell(cos: Any, sin: Any) -> Any:
@@ -107,14 +73,15 @@ def rotary_tables_cell(cos: Any, sin: Any) -> Any:
     return RotaryTables()
 
 
-def decoder_cell(library: Path, handle: int) -> Any:
-    """All layers and the final norm, in the place of TransformerBlock.
+def decoder_cell(library: Path, handle: int, vocab: int) -> Any:
+    """The whole model, in the place of TransformerBlock: token ids [T] -> logits [R, vocab].
 
     key_cache and value_cache are lists of one tensor each, which the operator writes in place;
-    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives. attn_unpadding_idx, which
-    MindFormers hands through and has no use for here, holds the rows [R] that the head will read.
+    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives. Two arguments that
+    MindFormers hands through, and that have no use here, hold what it has no argument for:
+    attn_padding_idx the token ids, attn_unpadding_idx the rows [R] whose logits are wanted.
     """
-    from mindspore import nn
+    from mindspore import Tensor, nn
 
     class Flags(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         """MindFormers sets flags on each layer's attention and counts the layers for the cache."""
@@ -125,12 +92,17 @@ def decoder_cell(library: Path, handle: int) -> Any:
                 self.self_attention = Flags(depth - 1)
                 self.core_attention = self.self_attention
 
-    class FusedDecoder(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+    class FusedModel(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
+        gives_logits = True
+
         def __init__(self) -> None:
             super().__init__()
             self.model = _number(handle)
+            # Tells the operator the width and type of its output; the values are not read.
+            self.like = Tensor(np.zeros(vocab, np.float32))
             self.layers = nn.CellList([Flags(2)])
-            self.operator = _operator(library, "DecoderStack", "lfffiiiiiiff")
+            inputs = ["i64", "f32", "f32", "f32", *["i32"] * 7, "f32", "f32"]
+            self.operator = custom_operator(library, "LanguageModel", inputs)
 
         def construct(
             self,
@@ -155,9 +127,10 @@ def decoder_cell(library: Path, handle: int) -> Any:
         ) -> Any:
             return self.operator(
                 self.model,
-                hidden_states,
+                self.like,
                 rotary_pos_cos[0],
                 rotary_pos_cos[1],
+                attn_padding_idx,
                 rotary_pos_sin,
                 slot_mapping,
                 block_tables,
@@ -168,4 +141,4 @@ def decoder_cell(library: Path, handle: int) -> Any:
                 value_cache[0],
             )
 
-    return FusedDecoder()
+    return FusedModel()

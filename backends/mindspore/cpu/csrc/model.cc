@@ -193,6 +193,14 @@ void Model::reserve(StackArgs &args) {
   args.partials = partials_.as<float>();
 }
 
+void Model::forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits) {
+  hidden_.reserve(static_cast<size_t>(args.tokens * dims_.hidden) * sizeof(float));
+  args.hidden = hidden_.as<float>();
+  embed(ids, args.tokens, args.hidden);
+  run(args, rows, count);
+  head(args.hidden, rows, count, logits);
+}
+
 void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
   args.dims = &dims_;
   args.threads = thread_count();

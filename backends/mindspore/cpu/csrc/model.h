@@ -25,11 +25,9 @@ class Model {
   void finish();
 
   const Dims &dims() const { return dims_; }
-  void embed(const int32_t *ids, int64_t count, float *out) const;
-  // Fills in what the model owns and runs the stack. The caller has checked the tables. Afterwards
-  // args.hidden holds the result in the `count` rows of `rows`; the others may be unfinished.
-  void run(StackArgs &args, const int32_t *rows, int64_t count);
-  void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
+  // One step: fills in what the model owns of `args`, whose other members the caller has checked.
+  // logits [count, vocab] are those of the rows `rows` of `ids` [tokens].
+  void forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits);
 
  private:
   int64_t phases() const { return dims_.layers * kLayerPhases + 1; }
@@ -46,6 +44,10 @@ class Model {
   void place_weights();
   void put_global(Tensor what, const Source &source);
   void put_vector(Memory &to, const Source &source, int64_t size, int64_t first, int64_t total);
+  void embed(const int32_t *ids, int64_t count, float *out) const;
+  // Afterwards args.hidden holds the result in the `count` rows of `rows`; the others may be unfinished.
+  void run(StackArgs &args, const int32_t *rows, int64_t count);
+  void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
   void plan_attention(StackArgs &args);
   void reserve(StackArgs &args);
   void finish_rows(const StackArgs &all, const int32_t *rows, int64_t count);
@@ -58,7 +60,7 @@ class Model {
   Memory weights_, embedding_, final_norm_;
   bool has_head_ = false;
   std::vector<AttentionItem> items_;
-  Memory qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_;
+  Memory hidden_, qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_;
   std::vector<int32_t> ones_, chosen_lens_, chosen_tables_;
 };
 

@@ -117,96 +117,57 @@ EXPORT std::vector<int64_t> PagedAttentionInferShape(int *ndims, int64_t **shape
 
 EXPORT int PagedAttentionInferType(std::vector<int> types, void *) { return types[0]; }
 
-// model[1] (int64: the model's number) like[hidden] (float32: only its shape and type count)
-// token_ids[T] (int32) -> embeddings[T, hidden] (float32)
-EXPORT int TokenEmbedding(int, void **p, int *, int64_t **s, const char **, void *, void *) {
-  Model *model = mindstream::find_model(*as<int64_t>(p[0]));
-  if (!model) return refuse("TokenEmbedding", "no such model", *as<int64_t>(p[0]), 0);
-  if (s[1][0] != model->dims().hidden) return refuse("TokenEmbedding", "hidden size", s[1][0], model->dims().hidden);
-  const int32_t *ids = as<const int32_t>(p[2]);
-  for (int64_t i = 0; i < s[2][0]; i++)
-    if (ids[i] < 0 || ids[i] >= model->dims().vocab)
-      return refuse("TokenEmbedding", "token id outside the vocabulary", ids[i], model->dims().vocab);
-  model->embed(ids, s[2][0], as<float>(p[3]));
-  return 0;
-}
-
-EXPORT std::vector<int64_t> TokenEmbeddingInferShape(int *, int64_t **shapes, void *) {
-  return {shapes[2][0], shapes[1][0]};
-}
-
-EXPORT int TokenEmbeddingInferType(std::vector<int> types, void *) { return types[1]; }
-
-// model[1] (int64) hidden[T,hidden] cos[P,D] sin[P,D] (float32) positions[T] slots[T] block_tables[B,W]
-// q_seq_lens[B] batch_valid_length[B] rows[R] (int32) key_cache and value_cache[layers,NB,KH,BS*D]
-// (float32; a bf16 cache is declared float32 too, with half the last dimension, as MindFormers' graph
-// takes caches of its compute type alone) -> hidden[T,hidden] after all layers and the final norm, in
-// the rows of `rows`; the others may be unfinished. Row p of cos and sin is position p's. Writes the
-// caches in place; a negative slot writes nothing.
-EXPORT int DecoderStack(int, void **p, int *, int64_t **s, const char **, void *, void *) {
-  const char *const name = "DecoderStack";
+// model[1] (int64: the model's number) like[vocab] (float32: only its shape and type count) cos[P,D]
+// sin[P,D] (float32) token_ids[T] positions[T] slots[T] block_tables[B,W] q_seq_lens[B]
+// batch_valid_length[B] rows[R] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32; a bf16
+// cache is declared float32 too, with half the last dimension, as MindFormers' graph takes caches of its
+// compute type alone) -> logits[R,vocab] (float32) of these rows. Row p of cos and sin is position p's.
+// Writes the caches in place; a negative slot writes nothing.
+EXPORT int LanguageModel(int, void **p, int *, int64_t **s, const char **, void *, void *) {
+  const char *const name = "LanguageModel";
   Model *model = mindstream::find_model(*as<int64_t>(p[0]));
   if (!model) return refuse(name, "no such model", *as<int64_t>(p[0]), 0);
   const mindstream::Dims &d = model->dims();
-  if (s[1][1] != d.hidden) return refuse(name, "hidden size", s[1][1], d.hidden);
+  if (s[1][0] != d.vocab) return refuse(name, "vocabulary", s[1][0], d.vocab);
   if (s[2][1] != d.head_dim) return refuse(name, "head size", s[2][1], d.head_dim);
-  for (int i = 10; i < 12; i++) {
+  for (int i = 11; i < 13; i++) {
     if (s[i][0] != d.layers) return refuse(name, "layers of the cache", s[i][0], d.layers);
     if (s[i][2] != d.kv_heads) return refuse(name, "KV heads of the cache", s[i][2], d.kv_heads);
     const int64_t block = d.block_size * d.head_dim / (d.cache == mindstream::Cache::kBf16 ? 2 : 1);
     if (s[i][3] != block) return refuse(name, "block of the cache", s[i][3], block);
   }
   StackArgs a = {};
-  a.tokens = s[1][0];
-  a.sequences = s[6][0];
-  a.table_width = s[6][1];
-  a.blocks = s[10][1];
+  a.tokens = s[4][0];
+  a.sequences = s[7][0];
+  a.table_width = s[7][1];
+  a.blocks = s[11][1];
   a.cos = as<const float>(p[2]);
   a.sin = as<const float>(p[3]);
-  a.positions = as<const int32_t>(p[4]);
-  a.slots = as<const int32_t>(p[5]);
-  a.block_tables = as<const int32_t>(p[6]);
-  a.q_lens = as<const int32_t>(p[7]);
-  a.kv_lens = as<const int32_t>(p[8]);
-  const int32_t *rows = as<const int32_t>(p[9]);
-  a.key_cache = p[10];
-  a.value_cache = p[11];
-  a.hidden = as<float>(p[12]);
-  for (int64_t t = 0; t < a.tokens; t++)
+  const int32_t *ids = as<const int32_t>(p[4]);
+  a.positions = as<const int32_t>(p[5]);
+  a.slots = as<const int32_t>(p[6]);
+  a.block_tables = as<const int32_t>(p[7]);
+  a.q_lens = as<const int32_t>(p[8]);
+  a.kv_lens = as<const int32_t>(p[9]);
+  const int32_t *rows = as<const int32_t>(p[10]);
+  a.key_cache = p[11];
+  a.value_cache = p[12];
+  for (int64_t t = 0; t < a.tokens; t++) {
+    if (ids[t] < 0 || ids[t] >= d.vocab) return refuse(name, "token id outside the vocabulary", ids[t], d.vocab);
     if (a.positions[t] < 0 || a.positions[t] >= s[2][0])
       return refuse(name, "position outside the rotary table", a.positions[t], s[2][0]);
-  for (int64_t i = 0; i < s[9][0]; i++)
+  }
+  for (int64_t i = 0; i < s[10][0]; i++)
     if (rows[i] < 0 || rows[i] >= a.tokens) return refuse(name, "no such row", rows[i], a.tokens);
   const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
                              a.table_width, a.blocks, d.block_size};
   if (const int error = batch.check()) return error;
-  std::memcpy(a.hidden, p[1], static_cast<size_t>(a.tokens * d.hidden) * sizeof(float));
-  model->run(a, rows, s[9][0]);
+  model->forward(a, ids, rows, s[10][0], as<float>(p[13]));
   return 0;
 }
 
-EXPORT std::vector<int64_t> DecoderStackInferShape(int *ndims, int64_t **shapes, void *) {
-  return {shapes[1], shapes[1] + ndims[1]};
+EXPORT std::vector<int64_t> LanguageModelInferShape(int *, int64_t **shapes, void *) {
+  return {shapes[10][0], shapes[1][0]};
 }
 
-EXPORT int DecoderStackInferType(std::vector<int> types, void *) { return types[1]; }
-
-// model[1] (int64) like[vocab] (float32: only its shape and type count) hidden[T,hidden] (float32)
-// rows[R] (int32) -> logits[R,vocab] (float32) of these rows.
-EXPORT int VocabHead(int, void **p, int *, int64_t **s, const char **, void *, void *) {
-  Model *model = mindstream::find_model(*as<int64_t>(p[0]));
-  if (!model) return refuse("VocabHead", "no such model", *as<int64_t>(p[0]), 0);
-  if (s[1][0] != model->dims().vocab) return refuse("VocabHead", "vocabulary", s[1][0], model->dims().vocab);
-  if (s[2][1] != model->dims().hidden) return refuse("VocabHead", "hidden size", s[2][1], model->dims().hidden);
-  const int32_t *rows = as<const int32_t>(p[3]);
-  for (int64_t i = 0; i < s[3][0]; i++)
-    if (rows[i] < 0 || rows[i] >= s[2][0]) return refuse("VocabHead", "no such row", rows[i], s[2][0]);
-  model->head(as<const float>(p[2]), rows, s[3][0], as<float>(p[4]));
-  return 0;
-}
-
-EXPORT std::vector<int64_t> VocabHeadInferShape(int *, int64_t **shapes, void *) {
-  return {shapes[3][0], shapes[1][0]};
-}
-
-EXPORT int VocabHeadInferType(std::vector<int> types, void *) { return types[1]; }
+EXPORT int LanguageModelInferType(std::vector<int> types, void *) { return types[1]; }
