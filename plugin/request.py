@@ -36,6 +36,16 @@ class SamplingParams:
     watermark: bool = False
     seed: int = 1  # uint64; the whole random stream of the request follows from it
 
+    @property
+    def greedy(self) -> bool:
+        """No random number is needed."""
+        return not self.do_sample or self.temperature == 0 or self.top_k == 1
+
+    @property
+    def takes_largest(self) -> bool:
+        """The token is that of the model's largest logit, whatever came before."""
+        return self.greedy and self.repetition_penalty == 1.0 and not self.watermark
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

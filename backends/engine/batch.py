@@ -61,6 +61,7 @@ class BatchBuilder:
         counts = [1] * len(decodes)
         positions, owners = list(contexts), list(range(len(decodes)))
         wanted = list(range(len(decodes)))
+        greedy = all(s.request.sampling.takes_largest for s in decodes)
         for sequence, count in chunks:
             start = sequence.computed
             owners += [len(rows)] * count
@@ -71,7 +72,8 @@ class BatchBuilder:
             counts.append(count)
             if start + count == len(sequence.tokens):
                 wanted.append(len(token_ids) - 1)
-        return self._arrays(token_ids, positions, owners, rows, counts, contexts, wanted)
+                greedy = greedy and sequence.request.sampling.takes_largest
+        return self._arrays(token_ids, positions, owners, rows, counts, contexts, wanted, greedy)
 
     def _arrays(
         self,
@@ -82,6 +84,7 @@ class BatchBuilder:
         counts: list[int],
         contexts: list[int],
         wanted: list[int],
+        greedy: bool,
     ) -> Batch:
         width = max(self._lengths[row] for row in rows)
         tables = self._tables[rows, :width]
@@ -96,4 +99,5 @@ class BatchBuilder:
             context_lens=np.array(contexts, np.int32),
             block_tables=tables,
             logits_rows=np.array(wanted, np.int32),
+            greedy=greedy,
         )

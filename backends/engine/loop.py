@@ -17,7 +17,7 @@ from mindstream.backends.engine.messages import Cancel, Delta, Failure, Report, 
 from mindstream.backends.engine.sampler import SampleRow
 from mindstream.backends.engine.scheduler import Scheduler, Step
 from mindstream.backends.engine.sequence import Sequence
-from mindstream.backends.engine.step_model import Float32, StepModel
+from mindstream.backends.engine.step_model import Chosen, Float32, StepModel, logits_of
 from mindstream.plugin.backend import Limits
 from mindstream.plugin.errors import Overloaded, RequestError
 from mindstream.plugin.serving_config import ServingConfig
@@ -84,13 +84,16 @@ class Engine:
             self._land(step, lambda: self._model.forward(batch), receive)
 
     def _land(
-        self, step: Step, forward: Callable[[], Float32], receive: Callable[[], None]
+        self,
+        step: Step,
+        forward: Callable[[], Float32 | Chosen],
+        receive: Callable[[], None],
     ) -> None:
         """Everything about a step from the device's work on."""
         self._batch_size = step.size
         try:
-            logits = forward()
-            _check_shape(logits, step)
+            output = forward()
+            _check_shape(output, step)
         except Exception as error:  # a device may raise anything; it becomes answers
             log.exception("a step of %d sequences failed", step.size)
             why = f"The model failed in a step of this request: {type(error).__name__}: {error}"
@@ -98,8 +101,20 @@ class Engine:
                 self._failures.append(Failure(key, "BackendFailed", why))
             return
         receive()
-        tokens = self._sample(step, logits)
+        if isinstance(output, Chosen):
+            tokens = self._take(step, output)
+        else:
+            tokens = self._sample(step, output)
         self._deltas += self.scheduler.update(step, tokens, self._clock())
+
+    def _take(self, step: Step, chosen: Chosen) -> list[int]:
+        """A token for each row, without sampling; as `_sample`."""
+        tokens: list[int] = chosen.ids.tolist()
+        for row, token in enumerate(tokens):
+            if token < 0:
+                self._give_up(step.sampling[row], "a logit is NaN, or none is above -inf")
+                tokens[row] = 0
+        return tokens
 
     def _sample(self, step: Step, logits: Float32) -> list[int]:
         """A token for each row; 0 where the request has ended meanwhile."""
@@ -126,12 +141,18 @@ class Engine:
                 rows = [_sample_row(sequence)]
                 tokens += self._sampler.sample(logits[index : index + 1], rows)
             except ValueError as error:
-                why = f"No token could be chosen: {error}"
-                log.error("%s: %s", sequence.request.request_id, why)
-                self._failures.append(Failure(sequence.key, "BackendFailed", why))
-                self.scheduler.abort(sequence.key)
+                self._give_up(sequence, str(error))
                 tokens.append(0)
         return tokens
+
+    def _give_up(self, sequence: Sequence, reason: str) -> None:
+        """Ends one request of a step that has no token for it, if it has not ended meanwhile."""
+        if sequence.ended:
+            return
+        why = f"No token could be chosen: {reason}"
+        log.error("%s: %s", sequence.request.request_id, why)
+        self._failures.append(Failure(sequence.key, "BackendFailed", why))
+        self.scheduler.abort(sequence.key)
 
     def report(self) -> Report:
         """Everything since the last report."""
@@ -145,10 +166,16 @@ def _sample_row(sequence: Sequence) -> SampleRow:
     return SampleRow(request.sampling, sequence.tokens, sequence.generated, request.eos_token_ids)
 
 
-def _check_shape(logits: Float32, step: Step) -> None:
-    if not isinstance(logits, np.ndarray) or logits.ndim != 2 or len(logits) != len(step.sampling):
-        found = getattr(logits, "shape", type(logits).__name__)
-        raise TypeError(f"forward() gave {found}, expected {len(step.sampling)} rows of logits")
+def _check_shape(output: Float32 | Chosen, step: Step) -> None:
+    rows: object  # a model may return anything
+    if isinstance(output, Chosen) and step.batch.greedy:
+        rows, dimensions = output.ids, 1
+    else:
+        rows, dimensions = logits_of(output), 2
+    wanted = len(step.sampling)
+    if not isinstance(rows, np.ndarray) or rows.ndim != dimensions or len(rows) != wanted:
+        found = getattr(rows, "shape", type(rows).__name__)
+        raise TypeError(f"forward() gave {found}, expected {wanted} rows of logits")
 
 
 def _failure(key: int, error: RequestError) -> Failure:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mindstream.backends.engine.loop import Clock, Engine, Samples
 from mindstream.backends.engine.scheduler import Step
-from mindstream.backends.engine.step_model import Batch, Float32, StepModel
+from mindstream.backends.engine.step_model import Batch, Chosen, Float32, StepModel
 from mindstream.plugin.backend import Limits
 from mindstream.plugin.serving_config import ServingConfig
 
@@ -30,19 +30,19 @@ class ModelThread:
     def __init__(self, make: Callable[[], StepModel]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._model = self._thread.submit(make).result()
-        self._latest: Future[Float32] | None = None
+        self._latest: Future[Float32 | Chosen] | None = None
         self._closed = False
 
     def load(self) -> Limits:
         """See `StepModel.load`."""
         return self._thread.submit(self._model.load).result()
 
-    def begin(self, batch: Batch) -> Future[Float32]:
+    def begin(self, batch: Batch) -> Future[Float32 | Chosen]:
         """`StepModel.forward`, after those begun before it; does not wait."""
         self._latest = self._thread.submit(self._model.forward, batch)
         return self._latest
 
-    def forward(self, batch: Batch) -> Float32:
+    def forward(self, batch: Batch) -> Float32 | Chosen:
         """See `StepModel.forward`."""
         return self.begin(batch).result()
 
@@ -73,7 +73,7 @@ class OverlapEngine(Engine):
     ) -> None:
         super().__init__(model, limits, serving, sampler, clock, _GROUPS)
         self._thread = model
-        self._in_flight: deque[tuple[Step, Future[Float32]]] = deque()
+        self._in_flight: deque[tuple[Step, Future[Float32 | Chosen]]] = deque()
 
     @property
     def idle(self) -> bool:

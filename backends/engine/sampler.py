@@ -65,7 +65,7 @@ class Sampler:
             scores = processors.penalise_repetition(
                 scores, row.token_ids, params.repetition_penalty
             )
-        if _is_greedy(params):
+        if params.greedy:
             return self._best(scores, row), np.ones(1)
         ids, values = self._candidates(scores, row, params.top_k or len(scores))
         return _cut(ids, values, params)
@@ -103,10 +103,6 @@ class Sampler:
             previous = int(row.token_ids[-1])
             values = processors.add_watermark(values, ids, previous, key, row.eos_token_ids)
         return ids, values
-
-
-def _is_greedy(params: SamplingParams) -> bool:
-    return not params.do_sample or params.temperature == 0 or params.top_k == 1
 
 
 def _check(best: float) -> None:

@@ -34,6 +34,25 @@ class Batch:
     context_lens: Int32  # [B] tokens already in the cache
     block_tables: Int32  # [B, W] padded with -1
     logits_rows: Int32  # [R] ascending rows in [0, T) whose logits are wanted; may be empty
+    greedy: bool = False  # of each of these rows the id of the largest logit is enough
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The tokens of a greedy batch, from a model that need not hand out its logits for them.
+
+    ids [R]: of each row's largest logit, the lowest of equals; -1 for a row that has a NaN, or
+    nothing above -inf.
+    """
+
+    ids: Int32
+
+
+def logits_of(output: Float32 | Chosen) -> Float32:
+    """What `forward` gave for a batch that is not greedy. Raises TypeError if it has chosen."""
+    if isinstance(output, Chosen):
+        raise TypeError("forward() chose the tokens of a batch that is not greedy")
+    return output
 
 
 class StepModel(Protocol):
@@ -42,10 +61,11 @@ class StepModel(Protocol):
     def load(self) -> Limits:
         """Reads weights, allocates the KV cache, compiles. Raises ConfigError if it cannot."""
 
-    def forward(self, batch: Batch) -> Float32:
+    def forward(self, batch: Batch) -> Float32 | Chosen:
         """Writes K and V of the new rows into the cache; returns logits [R, vocab], float32.
 
-        A row's result does not depend on what else is in the batch.
+        A row's result does not depend on what else is in the batch. For a greedy batch a model may
+        choose instead.
         """
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindstream.backends.engine.step_model import Batch, Float32
+from mindstream.backends.engine.step_model import Batch, Chosen, Float32
 from mindstream.backends.mindspore import host_memory
 from mindstream.backends.mindspore.config import ModelPlan
 
@@ -37,6 +37,8 @@ class Graphs:
         self._keys = self._cache(cache_shapes)
         self._values = self._cache(cache_shapes)
         self._masks = _Masks(ms, self._compute_dtype)
+        # What of a row is wanted, for a decoder that is told: see fused_cells.decoder_cell.
+        self._logits, self._largest = ms.Tensor(np.zeros(plan.vocab, np.float32)), ms.Tensor([1.0])
 
     def warm_up(self) -> None:
         """Compiles what will be needed, or reads it from the graph cache. Writes to block 0."""
@@ -46,15 +48,16 @@ class Graphs:
         if self._plan.device == "Ascend":
             self.run(Batch(zero, zero + 1, zero + 1, zero + 1, zero + 1, zero.reshape(1, 1), zero))
 
-    def run(self, batch: Batch) -> Float32:
-        """One step; logits [R, vocab]."""
+    def run(self, batch: Batch) -> Float32 | Chosen:
+        """One step; see `StepModel.forward`."""
         tensor = self._ms.Tensor.from_numpy  # shares the memory, which nobody writes to meanwhile
         prefill = self._plan.device == "Ascend" and not batch.context_lens.any()
         self._enter("prefill" if prefill else "increment")
         wanted = batch.logits_rows.size
         # No operator has to take an empty tensor: a step that wants no logits computes one row's.
         rows = batch.logits_rows if wanted else np.zeros(1, np.int32)
-        logits = self._step(
+        told = self._step.decoder_takes_rows
+        out = self._step(
             tensor(batch.token_ids),
             tensor(batch.positions),
             tensor(batch.context_lens + batch.q_seq_lens),
@@ -66,8 +69,10 @@ class Graphs:
             self._keys,
             self._values,
             tensor(rows),
+            *((self._largest if batch.greedy else self._logits,) if told else ()),
         )
-        return np.asarray(logits.asnumpy(), np.float32).reshape(len(rows), -1)[:wanted]
+        values = np.asarray(out.asnumpy(), np.float32).reshape(len(rows), -1)[:wanted]
+        return Chosen(values[:, 0].astype(np.int32)) if told and batch.greedy else values
 
     def _enter(self, phase: str) -> None:
         # MindSpore calls a cell whose phase has one of these two names by a shorter way.
@@ -99,7 +104,7 @@ def _step_cell(model: Any) -> Any:
             super().__init__()
             self.model = model
             self.head = model.model.output_layer
-            self.decoder_gives_logits = getattr(model.model.decoder, "gives_logits", False)
+            self.decoder_takes_rows = getattr(model.model.decoder, "takes_rows", False)
             self.gather = ops.Gather()
             self.cast = ops.Cast()
 
@@ -116,18 +121,22 @@ def _step_cell(model: Any) -> Any:
             keys: Any,
             values: Any,
             rows: Any,
+            like: Any = None,
         ) -> Any:
             first = (ids, None, positions, lengths, contexts, q_lens, tables, slots, mask, None)
-            if self.decoder_gives_logits:  # it takes ids and rows in the place of padding indices
-                return self.model(*first, ids, rows, None, None, keys, values)
+            if self.decoder_takes_rows:  # in the place of padding indices, as what it makes of them
+                return self.model(*first, ids, rows, like, None, keys, values)
             hidden = self.model(*first, None, None, None, None, keys, values)
             return self.cast(self.head(self.gather(hidden, rows, 0)), ms.float32)
 
     model.model.return_hidden_states = True
     model.set_dynamic_inputs()
     step = Step()
-    inputs = model.get_inputs()
-    step.set_inputs(*(inputs[place] for place in _GIVEN), ms.Tensor(shape=[None], dtype=ms.int32))
+    inputs = [model.get_inputs()[place] for place in _GIVEN]
+    inputs.append(ms.Tensor(shape=[None], dtype=ms.int32))
+    if step.decoder_takes_rows:
+        inputs.append(ms.Tensor(shape=[None], dtype=ms.float32))
+    step.set_inputs(*inputs)
     return step
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindstream.backends.engine.step_model import Batch, Float32
+from mindstream.backends.engine.step_model import Batch, Float32, logits_of
 from mindstream.backends.mindspore.config import plan_model
 from mindstream.backends.mindspore.step_model import MindSporeStepModel
 from mindstream.plugin.backend import Limits
@@ -100,7 +100,7 @@ class _Trial:
         width = max(len(blocks) for _, _, blocks in work)
         tables = [blocks + [-1] * (width - len(blocks)) for _, _, blocks in work]
         last = np.cumsum(lengths, dtype=np.int32) - 1
-        return self._model.forward(
+        output = self._model.forward(
             Batch(
                 token_ids=np.array([t for new, _, _ in work for t in new], np.int32),
                 positions=np.array([i for span in spans for i in span], np.int32),
@@ -111,6 +111,7 @@ class _Trial:
                 logits_rows=np.arange(last[-1] + 1, dtype=np.int32) if rows else last,
             )
         )
+        return logits_of(output)
 
     def blocks(self, index: int, tokens: int) -> list[int]:
         """Enough blocks for sequence `index` of up to `tokens` tokens."""

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 
-from mindstream.backends.engine.step_model import Batch, Float32
+from mindstream.backends.engine.step_model import Batch, Chosen, Float32
 from mindstream.backends.mindspore import environment, graph_cache, memory, weights
 from mindstream.backends.mindspore.builder import build
 from mindstream.backends.mindspore.config import plan_model
@@ -67,7 +67,7 @@ class MindSporeStepModel:
             log.warning("MINDSTREAM_CPU_ISA is %r, which this CPU or build does not have", asked)
         return f"{self.kernels} {chosen}"
 
-    def forward(self, batch: Batch) -> Float32:
+    def forward(self, batch: Batch) -> Float32 | Chosen:
         """One step on the device; `load` must have returned."""
         if self._graphs is None:
             raise RuntimeError("MindSporeStepModel.forward needs load() first")

@@ -105,6 +105,9 @@ class Decoder:
     seed: int
     blocks: int = 24
     sharpness: float = 1.0  # of the attention: with 1, many keys share it about evenly
+    change: Callable[[str, Array], Array] = lambda _, data: (
+        data
+    )  # of each tensor, before it is used
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,13 +149,17 @@ class Decoder:
         data = rng.standard_normal(shape, np.float32) * np.float32(scale)
         if self.weights == "bf16" and len(shape) == 2:  # then packing rounds nothing
             data = (data.view(np.uint32) & 0xFFFF0000).view(np.float32)
-        self.tensors[name] = data
+        self.tensors[name] = self.change(name, data)
 
     def run(
-        self, batch: list[tuple[list[int], int, list[int]]], rows: list[int] | None = None
+        self,
+        batch: list[tuple[list[int], int, list[int]]],
+        rows: list[int] | None = None,
+        *,
+        best: bool = False,
     ) -> Array:
         """`batch`: (new token ids, tokens cached, blocks) a sequence. Logits of all rows, or of
-        those that `rows` names.
+        those that `rows` names; or the ids of the largest ones alone [R, 1].
         """
         s, size = self.shape, self.shape.block_size
         ids = i32([t for new, _, _ in batch for t in new])
@@ -165,10 +172,10 @@ class Decoder:
         width = max(len(blocks) for _, _, blocks in batch)
         tables = [blocks + [-1] * (width - len(blocks)) for _, _, blocks in batch]
         wanted = i32(list(range(len(ids))) if rows is None else rows)
-        logits = np.zeros((len(wanted), s.vocab), np.float32)
+        out = np.zeros((len(wanted), 1 if best else s.vocab), np.float32)
         inputs: list[Array] = [
             self.model,
-            np.zeros(s.vocab, np.float32),
+            np.ones(1, np.float32) if best else np.zeros(s.vocab, np.float32),
             *numpy_decoder.rotary(np.arange(positions.max() + 3), s.head_dim),
             ids,
             i32(positions),
@@ -180,8 +187,8 @@ class Decoder:
             self.keys,
             self.values,
         ]
-        assert call("LanguageModel", *inputs, logits) == 0
-        return logits
+        assert call("LanguageModel", *inputs, out) == 0
+        return out
 
     def expected(self, ids: list[int]) -> Array:
         """The whole sequence at once in float64: the logits of every row."""

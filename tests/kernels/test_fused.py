@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,64 @@ def test_only_the_wanted_rows_are_finished_and_have_the_same_bits(
     made.run([(ids[:50], 0, [30, 31, 32, 33, 34])], [49])
     rest = made.run([(ids[50:], 50, [30, 31, 32, 33, 34])])
     np.testing.assert_array_equal(rest, whole[50:70])
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 130),
+    st.sampled_from(["f32", "bf16", "int8"]),
+    st.lists(st.integers(0, 199), max_size=6),
+    st.integers(0, 2**31),
+)
+@quick
+def test_the_best_ids_are_those_of_the_largest_logits(
+    decoder: Make, vocab: int, rows: int, weights: str, alike: list[int], seed: int
+) -> None:
+    """For any vocabulary and number of rows; of equal logits the first."""
+    shape = dataclasses.replace(LLAMA, layers=1, vocab=vocab, tied=False)
+    same = [i for i in alike if i < vocab]
+
+    def twins(name: str, data: Any) -> Any:
+        if name == "lm_head.weight" and same:
+            data[same] = data[same[0]]
+        return data
+
+    made = decoder(shape, weights, "bf16", False, False, seed, change=twins)
+    ids = tokens(np.random.default_rng(seed), shape, rows)
+    batch = [(ids, 0, list(range(9)))]
+    logits = made.run(batch)
+    np.testing.assert_array_equal(made.run(batch, best=True)[:, 0], logits.argmax(1))
+
+
+@pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
+def test_a_row_whose_logits_cannot_be_compared_has_no_best_id(decoder: Make, weights: str) -> None:
+    """NaN in one row's state, in one logit of all rows, and logits that are all -inf."""
+    batch = [([1, 2, 3], 0, [0]), ([4], 0, [1])]
+
+    def made(**spoilt: Any) -> Any:
+        def change(name: str, data: Any) -> Any:
+            return spoilt[name](data) if name in spoilt else data
+
+        shape = dataclasses.replace(LLAMA, tied=False)
+        return decoder(shape, weights, "f32", False, False, 5, change=change)
+
+    def set_row(row: int, value: float) -> Callable[[Any], Any]:
+        def change(data: Any) -> Any:
+            data[row] = value
+            return data
+
+        return change
+
+    found = made(**{"model.embed_tokens.weight": set_row(4, np.nan)})
+    assert found.run(batch, best=True)[3, 0] == -1 and (found.run(batch, best=True)[:3] >= 0).all()
+    if weights == "int8":  # whose scales are no place for a NaN
+        return
+    found = made(**{"lm_head.weight": set_row(70, np.nan)})
+    assert (found.run(batch, best=True) == -1).all()
+    found = made(**{"model.norm.weight": lambda data: data * np.inf})
+    logits, ids = found.run(batch), found.run(batch, best=True)[:, 0]
+    want = [-1 if np.isnan(row).any() else row.argmax() for row in logits]
+    np.testing.assert_array_equal(ids, want)
 
 
 @pytest.mark.parametrize("cache", ["f32", "bf16"])

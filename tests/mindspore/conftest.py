@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 
-from mindstream.backends.engine.step_model import Batch
+from mindstream.backends.engine.step_model import Batch, Chosen
 from mindstream.plugin import paths
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -67,6 +68,16 @@ class Worker:
     def step(self, sequences: Sequences, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         """(new token ids, tokens already cached, blocks) a sequence -> logits of the last rows."""
         return self.forward(make_batch(sequences, self.limits.block_size, rows))
+
+    def greedy_step(
+        self, sequences: Sequences, rows: Sequence[int] | None = None
+    ) -> list[int] | NDArray[np.float32]:
+        """As `step`, where ids are enough: a list of them if the model chose, else logits."""
+        batch = replace(make_batch(sequences, self.limits.block_size, rows), greedy=True)
+        answer = self.ask("forward", batch)
+        assert answer[0] == "ok", answer
+        output: Chosen | NDArray[np.float32] = answer[1]
+        return output.ids.tolist() if isinstance(output, Chosen) else output
 
     def watch(
         self, sequences: Sequences, sampled: Sequence[Any], rows: Sequence[int] | None = None

@@ -130,3 +130,18 @@ def test_demo_model_mixes_a_decode_with_a_chunked_prompt(
         fed += len(chunk)
     assert out == fast["greedy_ids"][: len(out)]
     assert int(got[1].argmax()) == slow["greedy_ids"][0]
+
+
+def test_the_fused_kernels_choose_the_ids_of_the_largest_logits(
+    small: Any, prompts: list[list[int]]
+) -> None:
+    """In any mix of rows, also where none is wanted; the others give logits all the same."""
+    work = [(prompt, 0, blocks_of(i)) for i, prompt in enumerate(prompts)]
+    total = sum(map(len, prompts))
+    for rows in ([], [0], [3, total - 1], list(range(total))):
+        logits = small.step(work, rows)
+        found = small.greedy_step(work, rows)
+        if small.exact:
+            assert found == logits.argmax(1).tolist()
+        else:
+            np.testing.assert_array_equal(found, logits)

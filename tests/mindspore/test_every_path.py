@@ -59,8 +59,10 @@ def assert_continues(worker: Any, goldens: dict[str, Any], kernels: str, weights
         assert error < TOLERANCE[weights], key
         out = [int(logits.argmax())]
         while len(out) < len(expected):
-            done = len(prompt) + len(out) - 1
-            out.append(int(worker.step([([out[-1]], done, BLOCKS)])[0].argmax()))
+            step = [([out[-1]], len(prompt) + len(out) - 1, BLOCKS)]
+            out.append(int(worker.step(step)[0].argmax()))
+            if kernels == "fused":
+                assert worker.greedy_step(step) == out[-1:]
         assert out == expected, key
 
 

@@ -81,7 +81,7 @@ class FusedKernels:
         number = self._weights.handle
         replaced: dict[str, Any] = {
             "LanguageModelEmbedding": lambda **_: cells.embedding_cell(number),
-            "TransformerBlock": lambda **_: cells.decoder_cell(library, number, self._shape.vocab),
+            "TransformerBlock": lambda **_: cells.decoder_cell(library, number),
             "ColumnParallelLinear": lambda *_, **__: cells.head_cell(),
         }
         originals = {name: getattr(gpt_model, name) for name in replaced}

@@ -73,15 +73,17 @@ def rotary_tables_cell(cos: Any, sin: Any) -> Any:
     return RotaryTables()
 
 
-def decoder_cell(library: Path, handle: int, vocab: int) -> Any:
-    """The whole model, in the place of TransformerBlock: token ids [T] -> logits [R, vocab].
+def decoder_cell(library: Path, handle: int) -> Any:
+    """The whole model, in the place of TransformerBlock: token ids [T] -> logits [R, vocab], or the
+    id of each row's largest logit [R, 1], exact in float32: -1 where the sampler would refuse.
 
     key_cache and value_cache are lists of one tensor each, which the operator writes in place;
-    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives. Two arguments that
+    rotary_pos_cos and rotary_pos_sin are what `rotary_tables_cell` gives. Three arguments that
     MindFormers hands through, and that have no use here, hold what it has no argument for:
-    attn_padding_idx the token ids, attn_unpadding_idx the rows [R] whose logits are wanted.
+    attn_padding_idx the token ids, attn_unpadding_idx the rows [R] that are wanted, and
+    ffn_padding_idx what of them: [vocab] zeros for logits, [1] one for ids.
     """
-    from mindspore import Tensor, nn
+    from mindspore import nn
 
     class Flags(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         """MindFormers sets flags on each layer's attention and counts the layers for the cache."""
@@ -93,13 +95,11 @@ def decoder_cell(library: Path, handle: int, vocab: int) -> Any:
                 self.core_attention = self.self_attention
 
     class FusedModel(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
-        gives_logits = True
+        takes_rows = True
 
         def __init__(self) -> None:
             super().__init__()
             self.model = _number(handle)
-            # Tells the operator the width and type of its output; the values are not read.
-            self.like = Tensor(np.zeros(vocab, np.float32))
             self.layers = nn.CellList([Flags(2)])
             inputs = ["i64", "f32", "f32", "f32", *["i32"] * 7, "f32", "f32"]
             self.operator = custom_operator(library, "LanguageModel", inputs)
@@ -127,7 +127,7 @@ def decoder_cell(library: Path, handle: int, vocab: int) -> Any:
         ) -> Any:
             return self.operator(
                 self.model,
-                self.like,
+                ffn_padding_idx,
                 rotary_pos_cos[0],
                 rotary_pos_cos[1],
                 attn_padding_idx,

@@ -88,13 +88,21 @@ struct StackArgs {
   int64_t item_count;
 };
 
+// The largest logits so far of each of a slab's 32 places, and the slabs they are from.
+struct Best {
+  float value[kSlab];
+  int32_t slab[kSlab];
+};
+
 struct HeadArgs {
   const Matrix *head;
   const float *hidden;  // [T, hidden]
   const int32_t *rows;  // [R] of hidden
   int64_t count, threads;
-  float *logits;  // [R, vocab]
+  float *logits;  // [R, vocab], or none: then
+  float *ids;     // [R] the place of each row's largest logit, the first of equals; -1: see Model::forward
   Rows acts;
+  Best *best;  // [items of the product, R]
 };
 
 // The two functions of a job, see threads.h; the context is the arguments' struct.
@@ -110,9 +118,10 @@ struct Kernels {
   Phases attention;  // of AttentionArgs, kAttentionPhases
   Phases stack;      // of StackArgs, layers * kLayerPhases + 1
   Phases head;       // of HeadArgs, kHeadPhases
+  int64_t (*matmul_items)(const Matrix &m, int64_t rows, int64_t threads);
 };
 
-constexpr int64_t kAttentionPhases = 2, kLayerPhases = 11, kHeadPhases = 2;
+constexpr int64_t kAttentionPhases = 2, kLayerPhases = 11, kHeadPhases = 3;
 constexpr int64_t kCachePhases = 3;  // the first of a layer, which write its keys and values
 
 constexpr int64_t kChunkKeys = 512;  // keys of one partial result of the attention

@@ -33,7 +33,7 @@ Model::Model(const Dims &dims) : dims_(dims) {
   require(dims.kv_heads > 0 && dims.heads > 0 && dims.heads % dims.kv_heads == 0, "heads must be a multiple of the KV heads", dims.heads);
   require(dims.heads * dims.head_dim <= 32768, "all heads together must be at most 32768 wide", dims.heads * dims.head_dim);
   require(dims.block_size > 0 && dims.block_size % 16 == 0, "block size must be a multiple of 16", dims.block_size);
-  require(dims.vocab > 0, "vocabulary must have a token", dims.vocab);
+  require(dims.vocab > 0 && dims.vocab <= 1 << 24, "vocabulary must have 1 to 16777216 tokens", dims.vocab);
   const int64_t attended = dims.heads * dims.head_dim, kv = dims.kv_heads * dims.head_dim;
   for (int64_t i = 0; i < dims.layers; i++) {
     auto layer = std::make_unique<LayerData>();
@@ -193,12 +193,12 @@ void Model::reserve(StackArgs &args) {
   args.partials = partials_.as<float>();
 }
 
-void Model::forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits) {
+void Model::forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits, float *best) {
   hidden_.reserve(static_cast<size_t>(args.tokens * dims_.hidden) * sizeof(float));
   args.hidden = hidden_.as<float>();
   embed(ids, args.tokens, args.hidden);
   run(args, rows, count);
-  head(args.hidden, rows, count, logits);
+  head(args.hidden, rows, count, logits, best);
 }
 
 void Model::run(StackArgs &args, const int32_t *rows, int64_t count) {
@@ -249,9 +249,12 @@ void Model::finish_rows(const StackArgs &all, const int32_t *rows, int64_t count
     std::memcpy(all.hidden + rows[i] * hidden, args.hidden + i * hidden, static_cast<size_t>(hidden) * sizeof(float));
 }
 
-void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits) {
-  HeadArgs args = {&head_.matrix, hidden, rows, count, thread_count(), logits, {}};
+void Model::head(const float *hidden, const int32_t *rows, int64_t count, float *logits, float *best) {
+  HeadArgs args = {&head_.matrix, hidden, rows, count, thread_count(), logits, best, {}, nullptr};
   reserve_rows(args.acts, head_rows_, count, dims_.hidden);
+  const int64_t items = logits ? 0 : kernels().matmul_items(head_.matrix, count, args.threads);
+  best_.reserve(static_cast<size_t>(items * count) * sizeof(Best));
+  args.best = best_.as<Best>();
   run_parallel({&args, kHeadPhases, kernels().head.items, kernels().head.run});
 }
 

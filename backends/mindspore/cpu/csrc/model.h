@@ -26,8 +26,10 @@ class Model {
 
   const Dims &dims() const { return dims_; }
   // One step: fills in what the model owns of `args`, whose other members the caller has checked.
-  // logits [count, vocab] are those of the rows `rows` of `ids` [tokens].
-  void forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits);
+  // logits [count, vocab] are those of the rows `rows` of `ids` [tokens]. With `best` instead of logits
+  // it gets the id of each row's largest logit, the lowest of equals, exact in float32: -1 for a row
+  // with a NaN, or with nothing above -inf.
+  void forward(StackArgs &args, const int32_t *ids, const int32_t *rows, int64_t count, float *logits, float *best);
 
  private:
   int64_t phases() const { return dims_.layers * kLayerPhases + 1; }
@@ -47,7 +49,7 @@ class Model {
   void embed(const int32_t *ids, int64_t count, float *out) const;
   // Afterwards args.hidden holds the result in the `count` rows of `rows`; the others may be unfinished.
   void run(StackArgs &args, const int32_t *rows, int64_t count);
-  void head(const float *hidden, const int32_t *rows, int64_t count, float *logits);
+  void head(const float *hidden, const int32_t *rows, int64_t count, float *logits, float *best);
   void plan_attention(StackArgs &args);
   void reserve(StackArgs &args);
   void finish_rows(const StackArgs &all, const int32_t *rows, int64_t count);
@@ -60,7 +62,7 @@ class Model {
   Memory weights_, embedding_, final_norm_;
   bool has_head_ = false;
   std::vector<AttentionItem> items_;
-  Memory hidden_, qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_;
+  Memory hidden_, qkv_, partials_, narrow_[4], wide_[4], head_rows_[4], chosen_hidden_, chosen_qkv_, best_;
   std::vector<int32_t> ones_, chosen_lens_, chosen_tables_;
 };
 

@@ -117,18 +117,20 @@ EXPORT std::vector<int64_t> PagedAttentionInferShape(int *ndims, int64_t **shape
 
 EXPORT int PagedAttentionInferType(std::vector<int> types, void *) { return types[0]; }
 
-// model[1] (int64: the model's number) like[vocab] (float32: only its shape and type count) cos[P,D]
-// sin[P,D] (float32) token_ids[T] positions[T] slots[T] block_tables[B,W] q_seq_lens[B]
+// model[1] (int64: the model's number) like[W] (float32: see below) cos[P,D] sin[P,D] (float32) token_ids[T] positions[T] slots[T] block_tables[B,W] q_seq_lens[B]
 // batch_valid_length[B] rows[R] (int32) key_cache and value_cache[layers,NB,KH,BS*D] (float32; a bf16
 // cache is declared float32 too, with half the last dimension, as MindFormers' graph takes caches of its
-// compute type alone) -> logits[R,vocab] (float32) of these rows. Row p of cos and sin is position p's.
-// Writes the caches in place; a negative slot writes nothing.
+// compute type alone) -> out[R,W] (float32). Row p of cos and sin is position p's. Writes the caches in
+// place; a negative slot writes nothing. With W = vocab and like[0] = 0 the output is the logits of these
+// rows; with W = 1 and like[0] = 1 the id of each row's largest one, see Model::forward.
 EXPORT int LanguageModel(int, void **p, int *, int64_t **s, const char **, void *, void *) {
   const char *const name = "LanguageModel";
   Model *model = mindstream::find_model(*as<int64_t>(p[0]));
   if (!model) return refuse(name, "no such model", *as<int64_t>(p[0]), 0);
   const mindstream::Dims &d = model->dims();
-  if (s[1][0] != d.vocab) return refuse(name, "vocabulary", s[1][0], d.vocab);
+  const bool best = *as<const float>(p[1]) != 0.0f;
+  const int64_t width = best ? 1 : d.vocab;
+  if (s[1][0] != width) return refuse(name, "width of the output", s[1][0], width);
   if (s[2][1] != d.head_dim) return refuse(name, "head size", s[2][1], d.head_dim);
   for (int i = 11; i < 13; i++) {
     if (s[i][0] != d.layers) return refuse(name, "layers of the cache", s[i][0], d.layers);
@@ -162,7 +164,8 @@ EXPORT int LanguageModel(int, void **p, int *, int64_t **s, const char **, void 
   const RaggedBatch batch = {name, a.slots, a.block_tables, a.q_lens, a.kv_lens, a.tokens, a.sequences,
                              a.table_width, a.blocks, d.block_size};
   if (const int error = batch.check()) return error;
-  model->forward(a, ids, rows, s[10][0], as<float>(p[13]));
+  float *out = as<float>(p[13]);
+  model->forward(a, ids, rows, s[10][0], best ? nullptr : out, best ? out : nullptr);
   return 0;
 }
 

@@ -10,6 +10,10 @@ namespace {
 using mindstream::Rows;
 using mindstream::Weights;
 
+constexpr int64_t kItemRows = 4;  // rows of an item that works row by row
+
+inline int64_t row_items(int64_t rows) { return (rows + kItemRows - 1) / kItemRows; }
+
 constexpr int64_t kMaxDepth = 32768;  // of a product whose rows are normalised or quantised here
 
 template <Weights W>

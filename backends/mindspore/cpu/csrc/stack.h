@@ -5,7 +5,6 @@
 namespace {
 
 using mindstream::Dims;
-using mindstream::HeadArgs;
 using mindstream::Layer;
 
 enum Stage {
@@ -13,10 +12,6 @@ enum Stage {
 };
 static_assert(kDown + 1 == mindstream::kLayerPhases, "a phase for each stage");
 static_assert(kAttend == mindstream::kCachePhases, "keys and values are written before it");
-
-constexpr int64_t kItemRows = 4;  // rows of an item that works row by row
-
-inline int64_t row_items(int64_t rows) { return (rows + kItemRows - 1) / kItemRows; }
 
 // Rows of the attention that belong to a sequence; behind them is padding.
 inline int64_t used_rows(const StackArgs &s) {
@@ -89,31 +84,6 @@ void run_stack(const void *context, int64_t phase, int64_t item) {
     case Weights::kBf16: return run_stage<Weights::kBf16>(s, index, stage, item);
     case Weights::kInt8: return run_stage<Weights::kInt8>(s, index, stage, item);
     case Weights::kF32: return run_stage<Weights::kF32>(s, index, stage, item);
-  }
-}
-
-int64_t head_items(const void *context, int64_t phase) {
-  const HeadArgs &h = *static_cast<const HeadArgs *>(context);
-  return phase == 0 ? row_items(h.count) : matmul_items(*h.head, h.count, h.threads);
-}
-
-template <Weights W>
-void run_head(const HeadArgs &h, int64_t phase, int64_t item) {
-  const int64_t hidden = h.head->depth, begin = item * kItemRows;
-  if (phase == 1) return matmul<W>(*h.head, h.acts, Piece{h.count, h.threads, item}, StoreOut{h.logits, h.head->columns, nullptr});
-  float x[kMaxDepth + kGroup];
-  for (int64_t i = begin; i < smaller(h.count, begin + kItemRows); i++) {
-    memcpy(x, h.hidden + h.rows[i] * hidden, hidden * sizeof(float));
-    put_row<W>(h.acts, i, hidden, x);
-  }
-}
-
-void run_head(const void *context, int64_t phase, int64_t item) {
-  const HeadArgs &h = *static_cast<const HeadArgs *>(context);
-  switch (h.head->kind) {
-    case Weights::kBf16: return run_head<Weights::kBf16>(h, phase, item);
-    case Weights::kInt8: return run_head<Weights::kInt8>(h, phase, item);
-    case Weights::kF32: return run_head<Weights::kF32>(h, phase, item);
   }
 }
 
