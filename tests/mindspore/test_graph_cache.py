@@ -43,17 +43,20 @@ def test_only_the_first_model_of_a_process_uses_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("kernels", ["fused", "attention"])
 def test_a_second_process_reads_the_first_ones_graphs(
     tiny_deployment: Callable[..., Path],
     start_worker: Callable[[], Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    kernels: str,
 ) -> None:
     folder = tiny_deployment("tiny-llama")
     monkeypatch.setenv("MINDSTREAM_CACHE", str(tmp_path))
     logits, stamps = [], []
+    size = {"model__model_config__block_size": "16"}
     for _ in range(2):
-        worker = start_worker().load(folder, cpu__kernels="attention")
+        worker = start_worker().load(folder, cpu__kernels=kernels, **size)
         logits.append(worker.step([([5, 6, 7], 0, [3])]))
         worker.close()
         files = sorted((tmp_path / "graphs").rglob("*.mindir"))
