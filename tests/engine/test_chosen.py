@@ -39,7 +39,7 @@ class ChoosingModel:
         self.batches.append((len(logits), batch.greedy))
         if not batch.greedy:
             return logits
-        best = [-1 if np.isnan(row).any() else int(row.argmax()) for row in logits]
+        best = [int(row.argmax()) if row.max() > -np.inf else -1 for row in logits]
         return Chosen(np.array(best, np.int32))
 
     def close(self) -> None:

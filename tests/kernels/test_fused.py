@@ -157,32 +157,40 @@ def test_the_best_ids_are_those_of_the_largest_logits(
 @pytest.mark.parametrize("weights", ["f32", "bf16", "int8"])
 def test_a_row_whose_logits_cannot_be_compared_has_no_best_id(decoder: Make, weights: str) -> None:
     """NaN in one row's state, in one logit of all rows, and logits that are all -inf."""
+    shape = dataclasses.replace(LLAMA, tied=False)
     batch = [([1, 2, 3], 0, [0]), ([4], 0, [1])]
 
-    def made(**spoilt: Any) -> Any:
+    def made(**spoilt: Callable[[Any], Any]) -> Any:
         def change(name: str, data: Any) -> Any:
-            return spoilt[name](data) if name in spoilt else data
+            return spoilt[name](data.copy()) if name in spoilt else data
 
-        shape = dataclasses.replace(LLAMA, tied=False)
         return decoder(shape, weights, "f32", False, False, 5, change=change)
 
-    def set_row(row: int, value: float) -> Callable[[Any], Any]:
+    def filled(place: Any, value: float) -> Callable[[Any], Any]:
         def change(data: Any) -> Any:
-            data[row] = value
+            data[place] = value
             return data
 
         return change
 
-    found = made(**{"model.embed_tokens.weight": set_row(4, np.nan)})
-    assert found.run(batch, best=True)[3, 0] == -1 and (found.run(batch, best=True)[:3] >= 0).all()
-    if weights == "int8":  # whose scales are no place for a NaN
-        return
-    found = made(**{"lm_head.weight": set_row(70, np.nan)})
-    assert (found.run(batch, best=True) == -1).all()
-    found = made(**{"model.norm.weight": lambda data: data * np.inf})
-    logits, ids = found.run(batch), found.run(batch, best=True)[:, 0]
-    want = [-1 if np.isnan(row).any() else row.argmax() for row in logits]
-    np.testing.assert_array_equal(ids, want)
+    def one_sign(sign: float) -> Any:
+        """Every logit is infinite, with the sign of the row's first hidden value, or the other."""
+        norm = {"model.norm.weight": lambda data: filled(0, 1e3)(data * 0)}
+        return made(
+            **norm, **{"lm_head.weight": lambda data: filled((slice(None), 0), sign)(data * 0)}
+        )
+
+    best = made(**{"model.embed_tokens.weight": filled(4, np.nan)}).run(batch, best=True)
+    assert best[3, 0] == -1 and (best[:3] >= 0).all()
+    for sign in (3e37, -3e37):
+        found = one_sign(sign)
+        logits = found.run(batch)
+        assert np.isinf(logits).all()
+        want = [-1 if row[0] < 0 else 0 for row in logits]
+        np.testing.assert_array_equal(found.run(batch, best=True)[:, 0], want)
+    if weights != "int8":  # whose scales are no place for a NaN
+        found = made(**{"lm_head.weight": filled(70, np.nan)})
+        assert (found.run(batch, best=True) == -1).all()
 
 
 @pytest.mark.parametrize("cache", ["f32", "bf16"])

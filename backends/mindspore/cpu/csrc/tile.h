@@ -30,7 +30,8 @@ inline const char *column(const char *b0, const char *b1, int v) {
 
 // Into the second-level cache: the first level's few open misses are left to the loads themselves.
 inline void prefetch(const char *weights) { __builtin_prefetch(weights, 0, 2); }
-// What one thread reads once in a step need not drive everything else out of the caches.
+// What one thread reads once in a step, for a lone tile of rows, need not drive everything else out of
+// the larger caches.
 inline void prefetch_once(const char *weights) { __builtin_prefetch(weights, 0, 0); }
 
 // Weights are read from memory once, and the hardware alone starts too late at each slab. One tile of
@@ -173,13 +174,14 @@ INLINE void multiply_pairs(const void *a, int64_t row, const char *(&b)[N][2], i
 // How many pairs keep the multipliers busy; more would be wasted on a sequence's last few keys.
 constexpr int pairs_at_once(int rows) { return rows <= kTile / 12 ? 4 : rows <= kTile / 2 ? 2 : 1; }
 
-// The same for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
+// The v-th vector of a group's scales: see Matrix.
 inline vf load_scales(const char *words, int v) {
   constexpr int half = kVecs / 2;
   const vi pairs = load_words(words + v % half * kLanes * 4);
   return v < half ? (vf)(pairs << 16) : (vf)(pairs & (vi{} + (int32_t)0xffff0000));
 }
 
+// The products for int8 weights: integer sums over a group of 64, then scaled and added up in float32.
 #if defined(__AVX512VNNI__)
 // Activations have 16 bits, as two signed bytes each: eight bits would cost more than the rounded
 // weights do. A row is [group][high bytes, low bytes][16 words of four]. Many rows go through a group
@@ -188,14 +190,12 @@ inline vf load_scales(const char *words, int v) {
 typedef uint32_t Int8Unit;  // four signed bytes
 constexpr int kInt8Passes = 2;
 
-// sums += weights times bytes, for `Planes` planes of bytes.
+// sums += weights times bytes, for `Planes` planes of bytes: both at once for few rows, a lone tile.
 template <int R, int Planes, bool Prefetch>
 INLINE void add_bytes(RowPointers<Int8Unit, R> at, const char *b, vi (&sums)[Planes][R][2]) {
   for (int s = 0; s < kGroup / 4; s++, at.advance(1), b += 128) {
-    if (Prefetch) {
-      prefetch_once(b + kAheadBytes);
-      prefetch_once(b + kAheadBytes + 64);
-    }
+    if (Prefetch && Planes == 2) prefetch_once(b + kAheadBytes), prefetch_once(b + kAheadBytes + 64);
+    if (Prefetch && Planes == 1) prefetch(b + kAheadBytes), prefetch(b + kAheadBytes + 64);
     const __m512i w0 = _mm512_loadu_si512(b), w1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 2
     for (int p = 0; p < Planes; p++)
@@ -243,7 +243,7 @@ INLINE void multiply_int8(const char *a, int64_t row, const float *row_scales, c
     vi sums[1][R][2];
     sum_group<R>(at, offsets + g, groups, b, sums);
     const char *const scales = b + steps * 128;
-    prefetch_once(scales + kAheadBytes);
+    prefetch(scales + kAheadBytes);
     const vf s0 = load_scales(scales, 0), s1 = load_scales(scales, 1);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
