@@ -74,7 +74,7 @@ def perplexity(call: Call, model_dir: Path, ids: list[int], weights: str, cache:
 
 
 def test_rounded_weights_cost_what_the_documentation_says(call: Call) -> None:
-    """bf16 weights, and a bf16 cache beside them, within 0.1 %; int8 within 1 %."""
+    """`serving.cpu.weights` in model_configs: bf16 with its cache within 0.1 %, int8 within 1 %."""
     model_dir = paths.models_dir() / "smollm2-135m"
     if not model_dir.is_dir():
         pytest.skip("the demo model is not pulled: mindstream pull smollm2-135m")
